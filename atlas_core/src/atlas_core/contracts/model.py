@@ -1,0 +1,53 @@
+"""ModelWeightLoader: what a checkpoint of one family means. It records its layers; it never launches anything."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from atlas_core.vocab.model import ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class WeightSource:
+    """Where a canonical weight lies in a checkpoint: the first of ``names`` that is present.
+
+    ``row_order`` gives, for each row of the weight, the row of the file that holds it (None: as stored).
+    ``optional`` weights may be absent; ``tied_to`` names the canonical weight to use then.
+    """
+
+    names: tuple[str, ...]
+    row_order: tuple[int, ...] | None = None
+    optional: bool = False
+    tied_to: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NameMap:
+    """Every weight of the model under its canonical name, and tensors that are known and not used (glob patterns)."""
+
+    weights: Mapping[str, WeightSource]
+    ignored: tuple[str, ...] = ()
+
+
+class ModelWeightLoader(Protocol):
+    """One model family. Pure: given values, gives values; the same on every machine."""
+
+    model_type: str
+
+    def read_config(self, config: Mapping[str, Any]) -> ModelSpec:
+        """Read a Hugging Face config. Every key is consumed or known to be harmless.
+
+        Raises CheckpointError naming the key that is missing, contradictory, unknown or unsupported.
+        """
+        ...
+
+    def name_map(self, naming: str, spec: ModelSpec) -> NameMap:
+        """Where the weights lie under a naming scheme (``hf``, ``gguf``). Raises CheckpointError for an unknown scheme."""
+        ...
+
+    def record(self, spec: ModelSpec, step: Any) -> None:
+        """Record the forward pass into ``step``, a model.program.ForwardBuilder: from token ids to logits.
+
+        Weights are named canonically and with their shapes; a weight of another shape is an error found by the store.
+        """
+        ...

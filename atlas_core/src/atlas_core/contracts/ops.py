@@ -1,0 +1,153 @@
+"""OpImplementation: one way to run one op on one machine."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from atlas_core.contracts.backend import GpuBackend, Launch
+from atlas_core.vocab.dtype import DType
+from atlas_core.vocab.layout import StorageLayout
+from atlas_core.vocab.verdict import Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class OperandSpec:
+    """One operand of a node: shape with every symbolic dimension at its largest for this bucket.
+
+    ``layout`` is set for weights; ``dtype`` is the scalar type of everything else (and of plain weights).
+    ``shape`` is outermost first; live extents (tokens, sequences, rows) may be smaller and are read from ``counts``.
+    """
+
+    shape: tuple[int, ...]
+    dtype: DType
+    layout: StorageLayout | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OpNeed:
+    """What one node of the plan asks for. ``tokens``, ``sequences``, ``rows`` are the bucket's largest live counts.
+
+    ``max_query`` is the longest query of a sequence in this bucket (1: pure decode). ``numerics`` is exact or fast.
+    ``attrs`` are the node's constants; ``kv`` names the cache layout already chosen for the node's group, if any.
+    """
+
+    op: str
+    operands: Mapping[str, OperandSpec]
+    attrs: Mapping[str, Any]
+    arch: str
+    numerics: str
+    tokens: int
+    sequences: int
+    rows: int
+    max_query: int
+    kv: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """Device memory of one operand."""
+
+    address: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class BindContext:
+    """What an implementation gets to make launches of.
+
+    ``operands`` has a Buffer for each operand; ``counts`` is the address of the live counts (int32, see ops.step); ``scratch``
+    is at least ``scratch_bytes`` long and shared by all nodes of the step. ``workers`` is the device's processor count.
+    """
+
+    backend: GpuBackend
+    operands: Mapping[str, Buffer]
+    counts: int
+    scratch: Buffer
+    workers: int
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A weight as kernels want it: ``name`` identifies the packing; equal names mean equal bytes for equal weights."""
+
+    name: str
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class KVLayout:
+    """How one page of one layer lies in memory. ``order`` is ``page, kv, head, token, dim`` unless named otherwise.
+
+    ``page_tokens`` positions a page; element (kv, head, token, dim) with kv 0 = keys, 1 = values.
+    """
+
+    name: str
+    dtype: DType
+    page_tokens: int
+    order: str = "kv, head, token, dim"
+
+    def page_bytes(self, kv_heads: int, head_dim: int) -> int:
+        """Bytes of one page of one layer."""
+        return 2 * kv_heads * self.page_tokens * head_dim * self.dtype.itemsize
+
+
+class OpImplementation(Protocol):
+    """``op`` is the primitive or fused op that it runs; ``name`` is unique within its hardware.
+
+    ``kernels`` are the (module, entry) pairs it may look up, for the audit before serving.
+    """
+
+    op: str
+    name: str
+    kernels: Sequence[tuple[str, str]]
+
+    def supports(self, need: OpNeed) -> Verdict:
+        """Whether this node can be run so, with a rank. Pure; collects every reason."""
+        ...
+
+    def packings(self, need: OpNeed) -> Mapping[str, Packed]:
+        """For each weight operand, the packing this implementation reads. Operands not named are read as stored."""
+        ...
+
+    def pack(self, packing: str, layout: StorageLayout, shape: tuple[int, ...], data: bytes | memoryview) -> bytes | np.ndarray:
+        """The packed bytes of one weight, on the host; called once at load. Same answer for every implementation of a packing."""
+        ...
+
+    def kv_layouts(self, need: OpNeed) -> Sequence[KVLayout]:
+        """Cache layouts that this implementation reads or writes, best first; empty for ops without a cache."""
+        ...
+
+    def scratch_bytes(self, need: OpNeed) -> int:
+        """Scratch needed while the node runs; contents do not survive it, and it is not cleared before."""
+        ...
+
+    def bind(self, need: OpNeed, context: BindContext) -> Sequence[Launch]:
+        """The launches, in order, with every address fixed. Called once per bucket, at capture."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class FusedCall:
+    """One primitive inside a fused op: ``operands`` maps the primitive's operand names to names of the fused op's operands.
+
+    Names that are neither inputs, weights nor outputs of the fused op are internal and never reach memory.
+    ``attrs`` maps the primitive's attribute names to the fused op's.
+    """
+
+    op: str
+    operands: Mapping[str, str]
+    attrs: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class FusedOp:
+    """An op defined by its decomposition, which is its reference: a straight sequence of recorded primitives.
+
+    ``outputs`` are the operands that exist afterwards. Matching is exact: same primitives, same order, same data flow.
+    """
+
+    name: str
+    body: tuple[FusedCall, ...]
+    outputs: tuple[str, ...]

@@ -1,0 +1,69 @@
+"""Kernel parameters and launch geometry, as values that manifest, build, backend and trace share."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+ParamKind = Literal["ptr", "i32", "u32", "i64", "f32"]
+
+
+@dataclass(frozen=True, slots=True)
+class Param:
+    """One declared parameter of a kernel entry: ``ptr x``, ``i32 hidden``, ``f32 eps``."""
+
+    kind: ParamKind
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Arg:
+    """One value for one parameter. A ``ptr`` is a device address."""
+
+    kind: ParamKind
+    value: int | float
+
+
+def ptr(address: int) -> Arg:
+    """A device address."""
+    return Arg("ptr", address)
+
+
+def i32(value: int) -> Arg:
+    """A 32-bit signed integer."""
+    return Arg("i32", value)
+
+
+def u32(value: int) -> Arg:
+    """A 32-bit unsigned integer."""
+    return Arg("u32", value)
+
+
+def i64(value: int) -> Arg:
+    """A 64-bit signed integer."""
+    return Arg("i64", value)
+
+
+def f32(value: float) -> Arg:
+    """A 32-bit float."""
+    return Arg("f32", value)
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """How a kernel is spread out.
+
+    GPU: ``grid`` blocks of ``block`` threads with ``shared`` bytes of dynamic shared memory. CPU: ``grid[0]`` is the
+    number of tasks, 0 for as many as the pool has threads; the rest is unused.
+    """
+
+    grid: tuple[int, int, int] = (1, 1, 1)
+    block: tuple[int, int, int] = (1, 1, 1)
+    shared: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchAttrs:
+    """``overlap`` lets a kernel start before its predecessor ends (programmatic dependent launch on CUDA)."""
+
+    overlap: bool = False
+    cluster: tuple[int, int, int] | None = None
+    cooperative: bool = False

@@ -1,0 +1,153 @@
+"""What crosses between the API process and the engine: frozen values, encoded by ``engine.wire`` only."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from atlas_core.vocab.sampling import SamplingParams
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class Generate:
+    """Ask for one sequence. ``id`` is unique among live requests; ``arrival`` is the caller's monotonic time, seconds."""
+
+    id: str
+    prompt: tuple[int, ...]
+    sampling: SamplingParams
+    arrival: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Stop a request; unknown ids are ignored, since the answer may already be under way."""
+
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Refuse new requests, finish the running ones, then end."""
+
+    deadline: float
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """One token with its log-probability; ``bytes`` are the token's own, which may be part of a character."""
+
+    id: int
+    token: str
+    logprob: float
+    bytes: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """The sampled token of one position and the most likely alternatives, best first."""
+
+    chosen: TokenLogprob
+    top: tuple[TokenLogprob, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What one step adds to one request. ``text`` is what may be shown already (stop strings are held back).
+
+    ``stop`` names what ended it: a stop string, or a token id in decimal. Usage counts are totals so far.
+    """
+
+    id: str
+    tokens: tuple[int, ...] = ()
+    text: str = ""
+    logprobs: tuple[Position, ...] = ()
+    finish: FinishReason | None = None
+    stop: str | None = None
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    error: "Failure | None" = None
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An AtlasError as a value. ``type`` is the class name; the rest are its attributes."""
+
+    type: str
+    what: str
+    why: str = ""
+    cure: str = ""
+    kind: str = ""
+    field: str | None = None
+    code: str | None = None
+    retry_after: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Gauges:
+    """The engine's load, sent with every step."""
+
+    running: int = 0
+    waiting: int = 0
+    kv_tokens_used: int = 0
+    kv_tokens_total: int = 0
+    steps: int = 0
+    preemptions: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """One message a step: everything that every request gained, and the load after it."""
+
+    deltas: tuple[Delta, ...]
+    gauges: Gauges
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Start-up goes on: ``done`` of ``total`` (bytes or items; total 0 when unknown) in ``phase``."""
+
+    phase: str
+    done: int
+    total: int
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerEntry:
+    """One finished start-up phase."""
+
+    phase: str
+    seconds: float
+    bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The engine serves. Everything the API process must know about the model that it did not read itself."""
+
+    max_seq_len: int
+    max_batch_size: int
+    vocab_size: int
+    fingerprint: str
+    ledger: tuple[LedgerEntry, ...] = ()
+    budget: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Faulted:
+    """The engine is of no more use; every request on it has failed."""
+
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """First message of both sides; a peer that speaks another version is refused."""
+
+    version: int
+    plugins: tuple[tuple[str, str], ...] = field(default=())
+
+
+ToEngine = Hello | Generate | Abort | Drain
+FromEngine = Hello | Progress | Ready | StepResult | Faulted

@@ -1,0 +1,51 @@
+"""What a checkpoint is, in words that hold for every family."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from atlas_core.vocab.dtype import DType
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSpec:
+    """One cache group: layers that share a block table because their caches have one shape.
+
+    ``kind``: full (all positions), sliding (the last ``window`` positions), latent, recurrent.
+    """
+
+    group: str
+    kind: Literal["full", "sliding", "latent", "recurrent"]
+    layers: int
+    kv_heads: int
+    head_dim: int
+    window: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """The facts of one model that core needs; the family's own reading stands in ``family``.
+
+    ``eos_token_ids`` are the tokens after which a turn ends. ``family`` is the model plugin's frozen configuration.
+    """
+
+    model_type: str
+    hidden_size: int
+    layers: int
+    vocab_size: int
+    max_position: int
+    dtype: DType
+    caches: tuple[CacheSpec, ...]
+    eos_token_ids: tuple[int, ...]
+    bos_token_id: int | None
+    tied_embeddings: bool
+    family: object
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """One tensor of a checkpoint: ``shape`` outermost first, ``layout`` names a StorageLayout."""
+
+    name: str
+    shape: tuple[int, ...]
+    layout: str
+    nbytes: int

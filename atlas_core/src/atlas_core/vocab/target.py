@@ -1,0 +1,16 @@
+"""A target: the machine, model and storage that kernels are chosen for."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """``arch`` is the compiler's name of the instruction set (sm_90a, x86-64-v4, native)."""
+
+    hardware: str
+    arch: str
+    model: str = "*"
+    quant: str = "*"
+
+    def __str__(self) -> str:
+        return f"{self.hardware}/{self.model}/{self.quant} ({self.arch})"
