@@ -45,8 +45,8 @@ class ModelWeightLoader(Protocol):
         """Where the weights lie under a naming scheme (``hf``, ``gguf``). Raises CheckpointError for an unknown scheme."""
         ...
 
-    def record(self, spec: ModelSpec, step: Any) -> None:
-        """Record the forward pass into ``step``, a model.program.ForwardBuilder: from token ids to logits.
+    def record(self, spec: ModelSpec, step: Any) -> Any:
+        """Record the forward pass into ``step``, a model.builder.ForwardBuilder, and return the float32 logits [R, vocabulary].
 
         Weights are named canonically and with their shapes; a weight of another shape is an error found by the store.
         """

@@ -1,0 +1,188 @@
+"""The words in which a model plugin writes its forward pass, and the sampling tail that core adds."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from atlas_core.model.program import Dim, Program, Recorder, Value
+from atlas_core.ops.contract import Op
+from atlas_core.ops.primitives import PRIMITIVES
+from atlas_core.ops.step import SlotLayout
+from atlas_core.vocab.dtype import DType
+from atlas_core.vocab.model import CacheSpec, ModelSpec
+from atlas_core.vocab.sampling import MAX_TOP_LOGPROBS
+
+
+@dataclass(frozen=True, slots=True)
+class StepLayout:
+    """What a record depends on besides the model: slots, page size, activation type, rows of the penalty pool."""
+
+    slots: SlotLayout
+    page_tokens: int
+    activation: DType
+    penalty_rows: int
+
+
+class ForwardBuilder:
+    """Records primitives; every method appends one or two nodes and returns the value they create.
+
+    ``tokens`` and ``positions`` are int32 [T]. Shapes are [T, features] unless said otherwise.
+    """
+
+    def __init__(self, spec: ModelSpec, layout: StepLayout, ops: Mapping[str, Op] = PRIMITIVES) -> None:
+        self._recorder = Recorder()
+        self._ops = ops
+        self._spec = spec
+        self._layout = layout
+        value = self._recorder.value
+        self._cu_q = value("cu_q", "input", ("S+1",), DType.I32)
+        self._row_slot = value("row_slot", "input", ("S",), DType.I32)
+        self._slots = value("slots", "state", (layout.slots.words,), DType.I32)
+        self._penalty = value("penalty", "state", (layout.penalty_rows, spec.vocab_size), DType.I32)
+        self.tokens = value("tokens", "activation", ("T",), DType.I32)
+        self.positions = value("positions", "activation", ("T",), DType.I32)
+        self._token_row = value("token_row", "activation", ("T",), DType.I32)
+        self.op(
+            "step_begin",
+            {
+                "updates": value("updates", "input", ("U", 2), DType.I32),
+                "token_ids": value("token_ids", "input", ("T",), DType.I32),
+                "cu_q": self._cu_q,
+                "row_slot": self._row_slot,
+                "slots": self._slots,
+                "penalty": self._penalty,
+                "tokens": self.tokens,
+                "positions": self.positions,
+                "token_row": self._token_row,
+            },
+            {"slot_stride": layout.slots.stride},
+        )
+
+    def op(self, name: str, operands: Mapping[str, Value], attrs: Mapping[str, Any]) -> None:
+        """Record any op, a plugin's own included. Raises ValueError when it does not fit the op's declaration."""
+        self._recorder.node(self._ops[name], operands, attrs)
+
+    def weight(self, name: str, *shape: int) -> Value:
+        """The weight with this canonical name; the store checks that the checkpoint has this shape."""
+        return self._recorder.value(name, "weight", shape)
+
+    def constant(self, name: str, array: np.ndarray) -> Value:
+        """A float32 array computed from the configuration."""
+        return self._recorder.constant(name, array)
+
+    def activation(self, stem: str, *shape: Dim, dtype: DType | None = None) -> Value:
+        """A new value in the arena, of the step's activation type unless told otherwise."""
+        return self._recorder.fresh(stem, shape, dtype or self._layout.activation)
+
+    def _unary(self, name: str, operands: Mapping[str, Value], shape: tuple[Dim, ...], dtype: DType | None = None, **attrs: Any) -> Value:
+        y = self.activation(name, *shape, dtype=dtype)
+        self.op(name, {**operands, "y": y}, attrs)
+        return y
+
+    def embed(self, weight: Value) -> Value:
+        """Embedding of the step's tokens; weight [vocabulary, hidden]."""
+        return self._unary("embed", {"tokens": self.tokens, "weight": weight}, ("T", weight.shape[1]))
+
+    def rms_norm(self, x: Value, weight: Value, eps: float) -> Value:
+        """Root mean square norm over the last dimension."""
+        return self._unary("rms_norm", {"x": x, "weight": weight}, x.shape, eps=eps)
+
+    def add(self, x: Value, z: Value) -> Value:
+        """x + z."""
+        return self._unary("add", {"x": x, "z": z}, x.shape)
+
+    def linear(self, x: Value, weight: Value, dtype: DType | None = None) -> Value:
+        """x · weightᵀ with weight [out, in]; ``dtype`` of the result, default the activation type."""
+        return self._unary("linear", {"x": x, "weight": weight}, (x.shape[0], weight.shape[0]), dtype)
+
+    def bias_add(self, x: Value, bias: Value) -> Value:
+        """x + bias, one vector for every row."""
+        return self._unary("bias_add", {"x": x, "bias": bias}, x.shape)
+
+    def silu_mul(self, gate: Value, up: Value) -> Value:
+        """silu(gate) · up."""
+        return self._unary("silu_mul", {"gate": gate, "up": up}, gate.shape)
+
+    def rope(self, x: Value, inv_freq: Value, heads: int, head_dim: int, scale: float = 1.0) -> Value:
+        """Rotate the first 2·len(inv_freq) dimensions of each head by the token's position."""
+        operands = {"x": x, "positions": self.positions, "inv_freq": inv_freq}
+        return self._unary("rope", operands, x.shape, heads=heads, head_dim=head_dim, scale=scale)
+
+    def attention(
+        self, q: Value, k: Value, v: Value, group: str, layer: int, q_heads: int, scale: float
+    ) -> Value:
+        """Append k and v [T, kv_heads·head_dim] to ``layer`` of the cache group, then attend with q [T, q_heads·head_dim].
+
+        The group's CacheSpec gives heads, head size and window. Raises ValueError for an unknown group.
+        """
+        names = [spec.group for spec in self._spec.caches]
+        if group not in names:
+            raise ValueError(f"cache group {group} is not among {names}")
+        index = names.index(group)
+        spec = self._spec.caches[index]
+        cache = self._cache(spec)
+        attrs = {
+            "layer": layer,
+            "kv_heads": spec.kv_heads,
+            "head_dim": spec.head_dim,
+            "page_tokens": self._layout.page_tokens,
+            "slot_stride": self._layout.slots.stride,
+            "table_offset": self._layout.slots.table_offset(index),
+        }
+        where = {"row_slot": self._row_slot, "slots": self._slots, "cache": cache}
+        append = {"k": k, "v": v, "positions": self.positions, "token_row": self._token_row, **where}
+        self.op("kv_append", append, attrs)
+        window = spec.window if spec.kind == "sliding" and spec.window else 0
+        return self._unary(
+            "paged_attention", {"q": q, "cu_q": self._cu_q, **where}, q.shape,
+            **attrs, q_heads=q_heads, scale=scale, window=window,
+        )  # fmt: skip
+
+    def _cache(self, spec: CacheSpec) -> Value:
+        page = (2, spec.kv_heads, self._layout.page_tokens, spec.head_dim)
+        return self._recorder.value(f"cache.{spec.group}", "cache", (spec.layers, *page))
+
+    def gather_rows(self, x: Value) -> Value:
+        """The rows [R, features] whose logits are wanted this step."""
+        rows = self._recorder.value("logits_rows", "input", ("R",), DType.I32)
+        return self._unary("gather_rows", {"x": x, "logits_rows": rows}, ("R", x.shape[1]))
+
+    def finish(self, logits: Value) -> Program:
+        """End the forward segment at float32 ``logits`` [R, vocabulary] and add the sampling segment."""
+        self._recorder.end_segment("forward")
+        value = self._recorder.value
+        sample_row = value("sample_row", "input", ("R",), DType.I32)
+        mask = value("mask", "state", (self._layout.slots.slots, -(-self._spec.vocab_size // 32)), DType.U32)
+        stride = {"slot_stride": self._layout.slots.stride}
+        where = {"sample_row": sample_row, "row_slot": self._row_slot, "slots": self._slots}
+        processed = self.activation("processed", *logits.shape, dtype=DType.F32)
+        self.op(
+            "process_logits",
+            {"logits": logits, **where, "penalty": self._penalty, "mask": mask, "y": processed},
+            {**stride, "bias_start": self._layout.slots.bias_start},
+        )
+        sampled = value("sampled", "activation", ("R",), DType.I32)
+        self.op("sample", {"logits": processed, **where, "cu_q": self._cu_q, "sampled": sampled}, stride)
+        wide = 1 + MAX_TOP_LOGPROBS
+        values = value("logprob_values", "activation", ("R", wide), DType.F32)
+        ids = value("logprob_ids", "activation", ("R", wide), DType.I32)
+        self.op("logprobs", {"logits": logits, "sampled": sampled, **where, "values": values, "ids": ids}, stride)
+        self.op("advance", {"sampled": sampled, **where, "cu_q": self._cu_q}, stride)
+        self._recorder.end_segment("sample")
+        return self._recorder.finish((sampled, values, ids, logits))
+
+
+class Recordable(Protocol):
+    """The part of a ModelWeightLoader that records."""
+
+    def record(self, spec: ModelSpec, step: Any) -> Value:
+        """Record the forward pass; returns the logits."""
+        ...
+
+
+def record(loader: Recordable, spec: ModelSpec, layout: StepLayout, ops: Mapping[str, Op] = PRIMITIVES) -> Program:
+    """The whole step program of a model."""
+    builder = ForwardBuilder(spec, layout, ops)
+    return builder.finish(loader.record(spec, builder))

@@ -1,0 +1,63 @@
+"""Finding fused ops in a program: exact sequences of recorded nodes with exactly the decomposition's data flow."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from atlas_core.contracts.ops import FusedOp
+from atlas_core.model.program import Node, Program, Value
+from atlas_core.ops.contract import Op
+from atlas_core.ops.fused import compose
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """A fused op ready to be matched: its decomposition and the op that it composes."""
+
+    fused: FusedOp
+    op: Op
+
+    @classmethod
+    def of(cls, fused: FusedOp, ops: Mapping[str, Op]) -> "Pattern":
+        """Compose the op. Raises ValueError for an ill-formed decomposition."""
+        return cls(fused, compose(fused, ops))
+
+
+class Uses:
+    """Where each value of a program is used; answers whether a value is seen outside a range of nodes."""
+
+    def __init__(self, program: Program) -> None:
+        self._at: dict[str, list[int]] = {}
+        for index, node in enumerate(program.nodes):
+            for value in node.operands.values():
+                self._at.setdefault(value.name, []).append(index)
+        self._results = {value.name for value in program.results}
+
+    def outside(self, name: str, start: int, end: int) -> bool:
+        """Whether ``name`` is a result, or an operand of a node before ``start`` or from ``end`` on."""
+        return name in self._results or any(index < start or index >= end for index in self._at[name])
+
+
+def match(pattern: Pattern, nodes: Sequence[Node], start: int, end: int, uses: Uses) -> Node | None:
+    """The fused node that may stand for nodes [start, start + length), or None; never crosses ``end``."""
+    body = pattern.fused.body
+    if start + len(body) > end:
+        return None
+    values: dict[str, Value] = {}
+    attrs: dict[str, Any] = {}
+    for call, node in zip(body, nodes[start : start + len(body)], strict=True):
+        if node.op.name != call.op or set(call.attrs) != set(node.op.attrs):
+            return None
+        for inner, outer in call.operands.items():
+            if values.setdefault(outer, node.operands[inner]) != node.operands[inner]:
+                return None
+        for inner, outer in call.attrs.items():
+            if attrs.setdefault(outer, node.attrs[inner]) != node.attrs[inner]:
+                return None
+    if len({value.name for value in values.values()}) != len(values):
+        return None  # two names of the pattern fell on one value: not the data flow that was declared
+    kept = {operand.name for operand in pattern.op.operands}
+    for outer, value in values.items():
+        if outer not in kept and uses.outside(value.name, start, start + len(body)):
+            return None
+    return Node(pattern.op, {name: values[name] for name in kept}, attrs)

@@ -1,0 +1,99 @@
+"""What an op is: named operands, constants, and a numpy reference that defines it."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from atlas_core.vocab.dtype import DType
+
+Role = Literal["in", "out", "inout"]
+Kind = Literal["activation", "weight", "constant", "cache", "input", "state"]
+Arrays = dict[str, np.ndarray]
+Reference = Callable[[Arrays, Mapping[str, Any]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """One operand.
+
+    ``kind``: an *activation* lives in the arena; a *weight* comes from the checkpoint and may be packed; a *constant* is computed by
+    the model plugin at load; an *input* is written by the host before each step; a *state* and a *cache* outlive the step.
+    ``dtype`` None means the model's activation type. Inputs, states and caches are read from device memory at replay, so
+    they may change between replays of one graph; everything else is fixed at capture.
+    """
+
+    name: str
+    kind: Kind
+    role: Role = "in"
+    dtype: DType | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """|got - want| ≤ absolute + relative * |want|, elementwise. Both zero: equal bits."""
+
+    relative: float
+    absolute: float
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One conformance case: arrays of every input, state and weight operand (float32 where the op is in float), and constants.
+
+    ``label`` prints in test ids. ``tokens``, ``sequences``, ``rows`` are the live counts; buffers may be larger.
+    """
+
+    label: str
+    arrays: Mapping[str, np.ndarray]
+    attrs: Mapping[str, Any]
+    tokens: int
+    sequences: int = 1
+    rows: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """A primitive op.
+
+    ``reference(arrays, attrs)`` reads live extents of the operands as numpy arrays (float32 for floating operands; caches as
+    [layer, page, 2, head, token, dim]), stores ``out`` operands into ``arrays`` and changes ``inout`` ones in place.
+    ``attrs`` names the constants every node must give (all fixed at capture). ``tolerances`` is keyed by activation type.
+    ``flops`` and ``bytes`` take (shapes, attrs) and count one execution at these shapes; bytes exclude packed weights.
+    """
+
+    name: str
+    operands: tuple[Operand, ...]
+    attrs: tuple[str, ...]
+    reference: Reference
+    tolerances: Mapping[DType, Tolerance] = field(default_factory=dict)
+    flops: Callable[[Mapping[str, tuple[int, ...]], Mapping[str, Any]], int] = lambda shapes, attrs: 0
+    summary: str = ""
+
+    def operand(self, name: str) -> Operand:
+        """The operand called ``name``. Raises KeyError."""
+        for operand in self.operands:
+            if operand.name == name:
+                return operand
+        raise KeyError(f"{self.name} has no operand {name}")
+
+
+class OpSet(Mapping[str, Op]):
+    """Ops by name; plugins' ops are named ``dist:op``."""
+
+    def __init__(self, ops: Iterable[Op]) -> None:
+        self._ops: dict[str, Op] = {}
+        for op in ops:
+            if op.name in self._ops:
+                raise ValueError(f"op {op.name} is declared twice")
+            self._ops[op.name] = op
+
+    def __getitem__(self, name: str) -> Op:
+        return self._ops[name]
+
+    def __iter__(self):  # type: ignore[no-untyped-def]
+        return iter(self._ops)
+
+    def __len__(self) -> int:
+        return len(self._ops)

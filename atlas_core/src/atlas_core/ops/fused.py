@@ -1,0 +1,58 @@
+"""Fused ops: an op made of a straight sequence of primitives, which is at once its pattern and its reference."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from atlas_core.contracts.ops import FusedOp
+from atlas_core.ops.contract import Arrays, Op, Operand, Tolerance
+from atlas_core.vocab.dtype import DType
+
+
+def compose(fused: FusedOp, ops: Mapping[str, Op]) -> Op:
+    """The op that a decomposition defines.
+
+    Operands are those that exist outside: in order of first appearance, without internal ones. The tolerance is the sum of the
+    parts' tolerances. Raises ValueError when an output is never produced or a name has two kinds.
+    """
+    operands: dict[str, Operand] = {}
+    produced: set[str] = set()
+    for call in fused.body:
+        for part in ops[call.op].operands:
+            name = call.operands[part.name]
+            if part.role == "out":
+                produced.add(name)
+                if name not in fused.outputs:
+                    continue
+            elif name in produced:
+                continue
+            known = operands.get(name)
+            if known is None or (known.role == "in" and part.role == "inout"):
+                operands[name] = Operand(name, part.kind, part.role, part.dtype)
+            elif known.kind != part.kind:
+                raise ValueError(f"{fused.name}: {name} is both {known.kind} and {part.kind}")
+    missing = set(fused.outputs) - produced
+    if missing:
+        raise ValueError(f"{fused.name} never produces {sorted(missing)}")
+    attrs = tuple(dict.fromkeys(name for call in fused.body for name in call.attrs.values()))
+
+    def reference(arrays: Arrays, values: Mapping[str, Any]) -> None:
+        local = dict(arrays)
+        for call in fused.body:
+            part = {inner: local[outer] for inner, outer in call.operands.items() if outer in local}
+            ops[call.op].reference(part, {inner: values[outer] for inner, outer in call.attrs.items()})
+            local.update({outer: part[inner] for inner, outer in call.operands.items()})
+        arrays.update({name: local[name] for name in operands})
+
+    return Op(fused.name, tuple(operands.values()), attrs, reference, _tolerances(fused, ops), summary=_summary(fused))
+
+
+def _tolerances(fused: FusedOp, ops: Mapping[str, Op]) -> dict[DType, Tolerance]:
+    total: dict[DType, Tolerance] = {}
+    for dtype in (DType.F32, DType.BF16, DType.F16):
+        parts = [ops[call.op].tolerances[dtype] for call in fused.body if dtype in ops[call.op].tolerances]
+        total[dtype] = Tolerance(sum(p.relative for p in parts), sum(p.absolute for p in parts))
+    return total
+
+
+def _summary(fused: FusedOp) -> str:
+    return " → ".join(call.op for call in fused.body)
