@@ -1,0 +1,1 @@
+"""Text without I/O: tokenizer, chat templates, incremental detokenising, stop strings, dialects."""

@@ -1,0 +1,103 @@
+"""Chat messages brought into the shape that templates of checkpoints expect."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from atlas_core.vocab.errors import RequestError
+
+Message = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateAbilities:
+    """What one template can take; found out by rendering probes.
+
+    ``content_parts``: content as a list of typed parts. ``object_arguments``: a call's arguments as an object, not as
+    JSON text. ``developer_role``: the role ``developer`` is known by name.
+    """
+
+    content_parts: bool
+    object_arguments: bool
+    developer_role: bool
+
+
+def normalise(messages: Sequence[Mapping[str, Any]], abilities: TemplateAbilities) -> list[Message]:
+    """Copies of ``messages`` for a template of these abilities.
+
+    Arguments of calls become objects (``""`` is ``{}``), or JSON text where the template wants that. Text parts are joined
+    without a separator where it wants a string. Content that is null is the empty string, an empty or null ``tool_calls`` is
+    no field, and ``developer`` is ``system`` to a template that has never heard of it. Raises RequestError naming the field.
+    """
+    if not messages:
+        raise RequestError("there are no messages", "a conversation has at least one turn", "send one", field="messages")
+    return [_message(message, f"messages[{index}]", abilities) for index, message in enumerate(messages)]
+
+
+def _message(message: Mapping[str, Any], field: str, abilities: TemplateAbilities) -> Message:
+    out = dict(message)
+    role = out.get("role")
+    if not isinstance(role, str):
+        raise RequestError(f"{field} has no role", "every turn belongs to somebody", "add a role", field=f"{field}.role")
+    if role == "developer" and not abilities.developer_role:
+        out["role"] = "system"
+    content = out.get("content")
+    out["content"] = "" if content is None else _content(content, f"{field}.content", abilities)
+    calls = out.get("tool_calls")
+    if calls:
+        out["tool_calls"] = [_call(call, f"{field}.tool_calls[{n}]", abilities) for n, call in enumerate(calls)]
+    else:
+        out.pop("tool_calls", None)
+    return out
+
+
+def _content(content: Any, field: str, abilities: TemplateAbilities) -> Any:
+    if isinstance(content, str) or abilities.content_parts:
+        return content
+    if not isinstance(content, Sequence):
+        raise RequestError(
+            f"{field} is neither a string nor a list of parts", f"it is {type(content).__name__}", "send text", field=field
+        )
+    texts = []
+    for index, part in enumerate(content):
+        if not isinstance(part, Mapping) or not isinstance(part.get("text"), str):
+            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+            raise RequestError(
+                f"{field}[{index}] is not a text part",
+                f"it is {kind!r}, and this model's template takes text only",
+                "send parts of type text",
+                kind="unsupported",
+                field=f"{field}[{index}]",
+            )
+        texts.append(part["text"])
+    return "".join(texts)
+
+
+def _call(call: Mapping[str, Any], field: str, abilities: TemplateAbilities) -> Message:
+    function = call.get("function")
+    if not isinstance(function, Mapping):
+        raise RequestError(
+            f"{field} has no function", "a call names the function it calls", "add it", field=f"{field}.function"
+        )
+    arguments = _arguments(function.get("arguments"), f"{field}.function.arguments")
+    value = arguments if abilities.object_arguments else json.dumps(arguments, ensure_ascii=False)
+    return {**call, "function": {**function, "arguments": value}}
+
+
+def _arguments(value: Any, field: str) -> Mapping[str, Any]:
+    parsed = value
+    if value is None or value == "":
+        parsed = {}
+    elif isinstance(value, str):
+        try:
+            parsed = json.loads(value)
+        except (ValueError, RecursionError) as error:
+            raise RequestError(
+                f"{field} is not JSON", str(error), "send the arguments of the call as the model wrote them", field=field
+            ) from None
+    if not isinstance(parsed, Mapping):
+        raise RequestError(
+            f"{field} is not an object", f"it is {type(parsed).__name__}", "send a JSON object", field=field
+        )
+    return parsed
