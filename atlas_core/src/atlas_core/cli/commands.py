@@ -1,0 +1,27 @@
+"""The subcommands, as a table: help reads it without importing any of them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """``attribute`` of ``module`` is the click command; ``summary`` is the first sentence of its own help."""
+
+    module: str
+    attribute: str
+    summary: str
+    section: str
+
+
+COMMANDS: Mapping[str, Entry] = MappingProxyType(
+    {
+        "serve": Entry("atlas_core.cli.serve", "command", "Serve a model over HTTP.", "Serving"),
+        "explain": Entry(
+            "atlas_core.cli.explain", "command", "Show what would be chosen for a model, and why.", "Understanding"
+        ),
+        "plugins": Entry("atlas_core.cli.plugins", "group", "Show the installed plugins.", "Understanding"),
+        "kernels": Entry("atlas_core.cli.kernels", "group", "List, build and test kernels.", "Making"),
+    }
+)

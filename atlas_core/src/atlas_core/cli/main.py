@@ -1,0 +1,67 @@
+"""The ``atlas`` command: finds the subcommand, imports only that one, and turns errors into text and exit codes."""
+
+from collections.abc import Sequence
+from importlib import import_module
+
+import click
+
+from atlas_core import __version__
+from atlas_core.cli.commands import COMMANDS
+from atlas_core.cli.exits import INTERRUPTED, exit_code
+from atlas_core.vocab.errors import AtlasError, UsageError
+
+
+class LazyGroup(click.Group):
+    """A group whose help needs no subcommand to be imported."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Every command, in the order of the table."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import the one that was asked for; None for an unknown name, which click turns into an error with near names."""
+        entry = COMMANDS.get(cmd_name)
+        if entry is None:
+            return None
+        command = getattr(import_module(entry.module), entry.attribute)
+        if not isinstance(command, click.Command):
+            raise TypeError(f"{entry.module}.{entry.attribute} is not a click command")
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Commands under their sections, with the summaries of the table."""
+        for section in dict.fromkeys(entry.section for entry in COMMANDS.values()):
+            with formatter.section(section):
+                formatter.write_dl(
+                    [(name, entry.summary) for name, entry in COMMANDS.items() if entry.section == section]
+                )
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="atlas")
+def atlas() -> None:
+    """Atlas: an LLM inference server assembled from plugins."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run ``atlas`` with ``arguments`` (None: those of the process) and give the exit code; see ``exits`` for the table."""
+    try:
+        code = atlas.main(arguments, prog_name="atlas", standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        return exit_code(UsageError(""))
+    except click.UsageError as error:
+        path = error.ctx.command_path if error.ctx else "atlas"
+        return _report(UsageError(error.format_message(), cure=f"{path} --help lists what there is"))
+    except click.ClickException as error:
+        return _report(UsageError(error.format_message()))
+    except (click.Abort, KeyboardInterrupt):
+        return INTERRUPTED
+    except AtlasError as error:
+        return _report(error)
+    return code if isinstance(code, int) else 0
+
+
+def _report(error: AtlasError) -> int:
+    click.echo(f"error: {error}", err=True)
+    return exit_code(error)

@@ -1,0 +1,69 @@
+"""The table of settings as flags of a command, and the settings that were given back from them."""
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from atlas_core.settings import OPTIONS, Option, Settings, read_settings
+from atlas_core.vocab.errors import UsageError
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class SectionedCommand(click.Command):
+    """A command whose help groups the settings' flags by section."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The sections of the table first, then what is the command's own."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx)
+            if record is not None:
+                option = OPTIONS.get(param.name or "")
+                sections.setdefault(option.section if option else "Other", []).append(record)
+        for section in sorted(sections, key=lambda name: name == "Other"):
+            with formatter.section(section):
+                formatter.write_dl(sections[section])
+
+
+def settings_options(*names: str) -> Callable[[F], F]:
+    """Give a command the flags of the named options (none named: all), MODEL and ``--config``; see ``settings_from``."""
+    chosen = [option for name, option in OPTIONS.items() if not names or name in names or name == "model"]
+
+    def decorate(function: F) -> F:
+        function = click.option("--config", metavar="FILE", help="Settings file, TOML. [ATLAS_CONFIG]")(function)
+        for option in reversed(chosen):
+            function = _parameter(option)(function)
+        return function
+
+    return decorate
+
+
+def _parameter(option: Option) -> Callable[[F], F]:
+    if option.name == "model":
+        return click.argument("model", required=False)
+    shown = f"default {option.default}" if option.default not in (None, ()) else f"default: {option.unset}"
+    return click.option(
+        option.flag, *option.aliases, option.name, metavar=option.kind.metavar, multiple=option.kind.repeated,
+        help=f"{option.help} [{option.variable}; {shown}]",
+    )  # fmt: skip
+
+
+def settings_from(params: Mapping[str, Any], environ: Mapping[str, str] | None = None) -> Settings:
+    """Settings from a command's parameters, the environment (None: the process's) and the settings file, if one is named.
+
+    Raises UsageError for every mistake, and for a file that cannot be read.
+    """
+    environ = os.environ if environ is None else environ
+    flags = {name: params[name] for name in OPTIONS if params.get(name) not in (None, ())}
+    file = params.get("config") or environ.get("ATLAS_CONFIG")
+    if not file:
+        return read_settings(flags, environ)
+    try:
+        text = Path(file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"the settings file {file} cannot be read", str(error), "name a readable TOML file") from error
+    return read_settings(flags, environ, text, str(file))

@@ -1,0 +1,148 @@
+"""Read the entry points, import each plugin in a try of its own, and ask its hooks once.
+
+Each plugin is registered with a pluggy manager of its own: a call then reaches one plugin, so whatever fails has one name, and a
+broken plugin cannot keep the others from being asked.
+"""
+
+import re
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from time import perf_counter
+from typing import Any
+
+import importlib_metadata
+import pluggy
+
+from atlas_core import hookspecs
+from atlas_core.contracts import API_VERSION
+from atlas_core.contracts.declarations import Declaration, GpuBackendDecl
+from atlas_core.plugins.registry import GROUPS, PluginRecord, Registry, canonical, key_of
+from atlas_core.vocab.errors import PluginError
+
+Trace = Callable[[str], None]
+
+_CORE = "atlas-core"
+
+
+def discover(allow: Sequence[str] | None = None, trace: Trace | None = None) -> Registry:
+    """Everything that is installed and sound, as a Registry.
+
+    ``allow`` and ``trace`` are as for ``survey``. Raises PluginError when two distributions offer one key.
+    """
+    return Registry.of(survey(allow, trace))
+
+
+def survey(allow: Sequence[str] | None = None, trace: Trace | None = None) -> tuple[PluginRecord, ...]:
+    """A record of every entry point of the four groups, sorted by group, key and distribution.
+
+    ``allow`` names the distributions or keys to load (None: all); what it leaves out is not imported, and core's own built-ins
+    are always loaded. ``trace`` gets a line before and after each hook call, and the traceback of whatever failed. No fault of a
+    plugin raises: it is in the record. Raises PluginError when ``allow`` names something that is not installed.
+    """
+    points = [point for group in GROUPS for point in importlib_metadata.entry_points(group=group)]
+    if allow is not None:
+        _check_allowed(allow, points)
+    order = list(GROUPS)
+    points.sort(key=lambda point: (order.index(point.group), point.name, _dist(point)[0]))
+    return tuple(_examine(point, allow, trace or _silent) for point in points)
+
+
+def compatible(api: str, host: str = API_VERSION) -> str:
+    """Why contracts of version ``api`` cannot be used with ``host``; empty when they can (same major, host's minor not older)."""
+    wanted, offered = (re.fullmatch(r"(\d+)\.(\d+)", version, re.ASCII) for version in (api, host))
+    if wanted is None or offered is None:
+        return f"api {api!r} is not of the form major.minor"
+    if wanted[1] != offered[1]:
+        return f"it is written for api {api}, this atlas-core speaks {host}: the major versions differ"
+    if int(wanted[2]) > int(offered[2]):
+        return f"it needs api {api}, this atlas-core speaks {host}: upgrade atlas-core"
+    return ""
+
+
+def _check_allowed(allow: Sequence[str], points: Sequence[importlib_metadata.EntryPoint]) -> None:
+    known = {name for point in points for name in (_normal(_dist(point)[0]), _normal(point.name))}
+    missing = [name for name in allow if _normal(name) not in known]
+    if missing:
+        raise PluginError(
+            f"ATLAS_PLUGINS names {', '.join(map(repr, missing))}, which no installed distribution offers",
+            f"installed: {', '.join(sorted({_dist(point)[0] for point in points}))}",
+            "install it, or take it off the list",
+        )
+
+
+def _examine(point: importlib_metadata.EntryPoint, allow: Sequence[str] | None, trace: Trace) -> PluginRecord:
+    dist, version = _dist(point)
+    admitted = {_normal(name) for name in allow or ()} | {_CORE}
+    if allow is not None and not {_normal(dist), _normal(point.name)} & admitted:
+        reason = "ATLAS_PLUGINS does not name it"
+        return PluginRecord(point.group, point.name, dist, version, point.value, "excluded", reason, 0.0)
+    declarations: tuple[Declaration, ...] = ()
+    reason = ""
+    start = perf_counter()
+    try:
+        declarations = tuple(_declarations(point, point.load(), f"{dist}:{point.name}", trace))
+    except _UnsoundError as error:
+        reason = str(error)
+    except (Exception, SystemExit) as error:  # noqa: BLE001  third-party code may raise anything; it becomes the record's reason
+        reason = f"{type(error).__name__}: {error}"
+        trace(traceback.format_exc())
+    elapsed = (perf_counter() - start) * 1000
+    status = "broken" if reason else "ok"
+    return PluginRecord(point.group, point.name, dist, version, point.value, status, reason, elapsed, declarations)
+
+
+class _UnsoundError(Exception):
+    """A plugin that breaks a rule of registration; its text is the record's reason."""
+
+
+def _declarations(point: importlib_metadata.EntryPoint, plugin: object, name: str, trace: Trace) -> Iterator[Declaration]:
+    if point.name != canonical(point.name):
+        raise _UnsoundError(f"its key is spelt {point.name!r}, the canonical spelling is {canonical(point.name)!r}")
+    manager = pluggy.PluginManager(hookspecs.PROJECT)
+    manager.add_hookspecs(hookspecs)
+    manager.register(plugin, name)
+    manager.check_pending()
+    manager.add_hookcall_monitoring(
+        before=lambda hook, _impls, _args: trace(f"{name}: asking {hook}"),
+        after=lambda outcome, hook, _impls, _args: trace(f"{name}: {hook} gave {_told(outcome)}"),
+    )
+    hooks = GROUPS[point.group]
+    implemented = [hook.name for hook in manager.get_hookcallers(plugin) or ()]
+    foreign = sorted(set(implemented) - set(hooks))
+    if foreign:
+        raise _UnsoundError(f"a plugin of {point.group} may not implement {', '.join(foreign)}")
+    if not implemented:
+        raise _UnsoundError(f"it implements none of {', '.join(hooks)}")
+    for hook in sorted(implemented):
+        for declaration in getattr(manager.hook, hook)() or [None]:
+            yield _checked(declaration, hook, hooks[hook], point)
+
+
+def _checked(found: Any, hook: str, kind: type[Declaration], point: importlib_metadata.EntryPoint) -> Declaration:
+    if not isinstance(found, kind):
+        raise _UnsoundError(f"{hook} returned {found!r}, not a {kind.__name__}")
+    problem = compatible(found.api)
+    if problem:
+        raise _UnsoundError(problem)
+    # A machine's plugin may also bring a toolchain or a transport, which are named after the vendor.
+    if (point.group != "atlas.hardware" or isinstance(found, GpuBackendDecl)) and key_of(found) != point.name:
+        raise _UnsoundError(f"{hook} declares {key_of(found)!r}, but its entry point is named {point.name!r}")
+    return found
+
+
+def _dist(point: importlib_metadata.EntryPoint) -> tuple[str, str]:
+    if point.dist is None:
+        return "(unknown distribution)", "(unknown version)"
+    return point.dist.name, point.dist.version
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _told(outcome: pluggy.Result[Any]) -> str:
+    return f"{type(outcome.exception).__name__}: {outcome.exception}" if outcome.exception else repr(outcome.get_result())
+
+
+def _silent(_: str) -> None:
+    pass

@@ -1,0 +1,124 @@
+"""Kinds of values: how each is read from text and from TOML. Every failure is a ValueError that completes "must be …"."""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """``metavar`` stands for the value in help; ``parse`` reads text (flags, environment); ``accept`` reads a TOML value.
+
+    ``repeated``: the value is a tuple; a flag may be given many times, the environment separates by commas, TOML has an array.
+    ``choices``: the only values there are, when they can be listed.
+    """
+
+    metavar: str
+    parse: Callable[[str], Any]
+    accept: Callable[[object], Any]
+    repeated: bool = False
+    choices: tuple[str, ...] = ()
+
+
+def integer(low: int, high: int | None = None) -> Kind:
+    """A decimal integer from ``low`` to ``high``, both included."""
+    wanted = f"a whole number from {low} to {high}" if high is not None else f"a whole number of at least {low}"
+
+    def accept(value: object) -> int:
+        # bool is an int in Python; ``port = true`` is still a mistake.
+        if not isinstance(value, int) or isinstance(value, bool) or value < low or (high is not None and value > high):
+            raise ValueError(wanted)
+        return value
+
+    def parse(text: str) -> int:
+        if re.fullmatch(r"[+-]?[0-9]{1,18}", text) is None:
+            raise ValueError(wanted)
+        return accept(int(text))
+
+    return Kind("N", parse, accept)
+
+
+def seconds() -> Kind:
+    """A duration in seconds, zero or more, finite."""
+    wanted = "a number of seconds, zero or more"
+
+    def accept(value: object) -> float:
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < float("inf"):
+            raise ValueError(wanted)
+        return float(value)
+
+    def parse(text: str) -> float:
+        if re.fullmatch(r"[0-9]{1,12}(\.[0-9]{1,9})?", text) is None:
+            raise ValueError(wanted)
+        return accept(float(text))
+
+    return Kind("SECONDS", parse, accept)
+
+
+def size() -> Kind:
+    """A number of bytes above zero: an integer, or text with a unit (kB MB GB TB are powers of 1000, KiB MiB GiB TiB of 1024)."""
+    wanted = "a size above zero, such as 4GiB, 500MB or a number of bytes"
+
+    def parse(text: str) -> int:
+        found = re.fullmatch(r"([0-9]{1,15})(?:\.([0-9]{1,3}))? ?(?:([kmgt]i?)?b)?", text.strip().lower())
+        if found is None or (found[2] and not found[3]):
+            raise ValueError(wanted)
+        digits = found[2] or ""
+        value = int(found[1] + digits) * _UNITS[found[3] or ""] // 10 ** len(digits)
+        if value <= 0:
+            raise ValueError(wanted)
+        return value
+
+    def accept(value: object) -> int:
+        if isinstance(value, str):
+            return parse(value)
+        if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
+            raise ValueError(wanted)
+        return value
+
+    return Kind("SIZE", parse, accept)
+
+
+def text(metavar: str = "TEXT") -> Kind:
+    """Any text but the empty one: an empty value is nearly always a variable that was not set."""
+
+    def accept(value: object) -> str:
+        if not isinstance(value, str) or not value.strip():
+            raise ValueError("text that is not empty")
+        return value
+
+    return Kind(metavar, accept, accept)
+
+
+def choice(*names: str) -> Kind:
+    """One of ``names``, spelt exactly."""
+    wanted = f"one of {', '.join(names)}"
+
+    def accept(value: object) -> str:
+        if not isinstance(value, str) or value not in names:
+            raise ValueError(wanted)
+        return value
+
+    return Kind(f"[{'|'.join(names)}]", accept, accept, choices=names)
+
+
+def many(kind: Kind) -> Kind:
+    """A tuple of values of ``kind``, none twice."""
+
+    def distinct(values: Sequence[Any]) -> tuple[Any, ...]:
+        if len(set(values)) != len(values):
+            raise ValueError("without repetitions")
+        return tuple(values)
+
+    def parse(text: str) -> tuple[Any, ...]:
+        return distinct([kind.parse(part.strip()) for part in text.split(",")])
+
+    def accept(value: object) -> tuple[Any, ...]:
+        if isinstance(value, str) or not isinstance(value, Sequence) or not value:
+            raise ValueError("an array that is not empty")
+        return distinct([kind.accept(part) for part in value])
+
+    return Kind(kind.metavar, parse, accept, repeated=True, choices=kind.choices)

@@ -1,0 +1,139 @@
+"""The table of options: one field of ``Settings`` each, with its type, default, help and check. Flags, variables and keys follow."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+from types import MappingProxyType
+from typing import Any
+
+from atlas_core.settings.kinds import Kind, choice, integer, many, seconds, size, text
+from atlas_core.settings.sources import BUILT_IN, Source
+
+_META = "atlas option"
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option. ``name`` is the field and the key of a settings file; ``aliases`` are further flags.
+
+    ``section`` groups help. ``secret`` values are never shown. ``unset`` says what happens when the default None stays.
+    """
+
+    name: str
+    kind: Kind
+    help: str
+    section: str
+    default: Any
+    aliases: tuple[str, ...] = ()
+    secret: bool = False
+    unset: str = ""
+
+    @property
+    def flag(self) -> str:
+        """The flag, as typed; the model is an argument without one."""
+        return "MODEL" if self.name == "model" else f"--{self.name.replace('_', '-')}"
+
+    @property
+    def variable(self) -> str:
+        """The environment variable."""
+        return f"ATLAS_{self.name.upper()}"
+
+
+def _option(
+    default: Any, kind: Kind, section: str, about: str, *, aliases: tuple[str, ...] = (), secret: bool = False, unset: str = ""
+) -> Any:
+    """A dataclass field that carries its Option; the field's own name completes it."""
+    made = Option("", kind, about, section, default, aliases, secret, unset)
+    return field(default=default, repr=not secret, metadata={_META: made})
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What was asked for; None means that the value is decided later, from the model and the machine, as ``unset`` says.
+
+    ``sources`` has the origin of each value that is not built-in; ``source`` looks one up.
+    """
+
+    model: str | None = _option(
+        None, text("MODEL"), "Model", "Hub id, directory, .gguf file or catalogue name.", unset="must be given"
+    )
+    revision: str | None = _option(
+        None, text("REV"), "Model", "Branch, tag or commit of a Hub repository.", unset="the catalogue's, else main"
+    )
+    load_format: str = _option(
+        "auto", choice("auto", "dummy"), "Model", "auto reads the weights; dummy invents seeded ones, to measure without them."
+    )
+    transcode: str = _option(
+        "none", choice("none", "bf16"), "Model", "Convert weights that no kernel reads; costs the memory that explain shows."
+    )
+    chat_template: str | None = _option(
+        None, text("PATH|TEMPLATE"), "Model", "Jinja chat template, or the path of one.", unset="the checkpoint's own"
+    )
+    hardware: str | None = _option(
+        None, text("NAME"), "Machine", "The hardware plugin to use.", aliases=("--hw",), unset="the best that is present"
+    )
+    numerics: str = _option(
+        "exact", choice("exact", "fast"), "Machine", "exact computes as the fp32 reference does; fast may round more."
+    )
+    memory: int | None = _option(
+        None, size(), "Machine", "The most memory to use, weights and caches together.", unset="what the machine has free"
+    )
+    max_seq_len: int | None = _option(
+        None, integer(1), "Limits", "Most tokens of prompt and answer together.", unset="the model's own, at most 32768"
+    )
+    max_batch_size: int = _option(8, integer(1, 4096), "Limits", "Most sequences computed in one step.")
+    max_prefill_tokens: int = _option(8192, integer(1), "Limits", "Most prompt tokens computed in one step.")
+    max_queue: int = _option(128, integer(0), "Limits", "Most requests that wait; further ones are answered 429.")
+    max_body: int = _option(32 * 2**20, size(), "Limits", "Largest request body; larger ones are answered 413.")
+    bind: str = _option("127.0.0.1", text("ADDRESS"), "Server", "Address to listen on; 0.0.0.0 is every interface.")
+    port: int = _option(8888, integer(0, 65535), "Server", "Port to listen on; 0 takes a free one.")
+    served_model_name: tuple[str, ...] = _option(
+        (), many(text("NAME")), "Server", "Name that clients use; may be repeated.", unset="MODEL as given"
+    )
+    api_key: tuple[str, ...] = _option(
+        (), many(text("KEY")), "Server", "Key that clients must send; may be repeated.", secret=True, unset="no key is asked for"
+    )
+    drain_timeout: float = _option(15.0, seconds(), "Server", "How long running requests may finish after SIGTERM.")
+    log_level: str = _option("info", choice("debug", "info", "warning", "error"), "Server", "Least serious message to log.")
+    sources: tuple[tuple[str, Source], ...] = ()
+
+    def source(self, name: str) -> Source:
+        """Where the value of the option ``name`` came from. Raises KeyError for what is not an option."""
+        return dict(self.sources).get(OPTIONS[name].name, BUILT_IN)
+
+    def rows(self) -> Iterator[tuple[str, str, str]]:
+        """(name, value as shown, source) of every option, in the order of the table; secrets are counted, not shown."""
+        for name, option in OPTIONS.items():
+            yield name, _shown(option, getattr(self, name)), str(self.source(name))
+
+
+def _shown(option: Option, value: Any) -> str:
+    if value is None or value == ():
+        return f"({option.unset})"
+    if option.secret:
+        return f"({len(value)} given)"
+    return ", ".join(value) if isinstance(value, tuple) else str(value)
+
+
+def _table() -> Iterator[Option]:
+    for item in fields(Settings):
+        made: Option | None = item.metadata.get(_META)
+        if made is not None:
+            yield replace(made, name=item.name)
+
+
+OPTIONS: Mapping[str, Option] = MappingProxyType({option.name: option for option in _table()})
+"""Every option by name."""
+
+OTHER_VARIABLES: Mapping[str, str] = MappingProxyType(
+    {
+        "ATLAS_CONFIG": "path of the settings file",
+        "ATLAS_PLUGINS": "comma-separated distributions or keys to load; all when unset",
+        "ATLAS_TRACE_PLUGINS": "1 prints each hook call",
+        "ATLAS_TARGET_HW": "kernels build: hardware to build for, * for all",
+        "ATLAS_TARGET_MODEL": "kernels build: model to build for, * for all",
+        "ATLAS_TARGET_QUANT": "kernels build: storage to build for, * for all",
+        "ATLAS_SKIP_BUILD": "1 makes kernels build do nothing",
+        "ATLAS_SHARED": "tests: folder of shared test inputs",
+    }
+)
+"""Variables that are read elsewhere, with what they do; any further ATLAS_* variable is a mistake."""
