@@ -1,0 +1,52 @@
+# The front door. Needs python3 (3.11 or newer) with venv; everything else is installed into .venv.
+PORT ?= 8888
+MODEL ?= smollm2
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+MEMBERS := atlas_core $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
+export PIP_BUILD_CONSTRAINT := $(PIP_CONSTRAINT)
+
+.PHONY: serve test check format kernels bench dist clean
+
+serve: kernels            ## serve MODEL on PORT
+	@$(BIN)/atlas serve $(MODEL) --port $(PORT)
+
+test: kernels $(VENV)/.tools   ## every test that needs no GPU
+	@$(BIN)/python -m pytest -q
+
+check: $(VENV)/.tools     ## style, types, layers, declared dependencies
+	@$(BIN)/ruff check && $(BIN)/ruff format --check && $(BIN)/mypy && $(BIN)/lint-imports --no-logo
+	@for member in $(MEMBERS); do (cd $$member && $(abspath $(BIN))/deptry --no-ansi src) || exit 1; done
+
+format: $(VENV)/.tools    ## rewrite as the style wants it
+	@$(BIN)/ruff check --fix && $(BIN)/ruff format
+
+kernels: $(VENV)/.members ## build the CPU kernels of this machine; a second run builds nothing
+	@$(BIN)/atlas kernels build --hw cpu --arch native
+
+bench: kernels            ## time the CPU kernels
+	@$(BIN)/atlas kernels bench --hw cpu
+
+dist: $(VENV)/.tools      ## build the wheels, and prove that each installs without the others
+	@.ci/dist $(BIN)/python $(MEMBERS)
+
+clean:                    ## forget the environment and everything built
+	rm -rf $(VENV) dist
+	find $(MEMBERS) -name _compiled -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+# One command for all members: pip must not look for one of them in an index. Without a C++ compiler, the ziglang wheel is one.
+$(VENV)/.members: $(BIN)/python constraints.txt $(MEMBERS:%=%/pyproject.toml)
+	$(PIP) --upgrade pip
+	$(PIP) $(MEMBERS:%=-e ./%)
+	@command -v $${CXX:-g++} >/dev/null || command -v clang++ >/dev/null || $(PIP) ziglang
+	@touch $@
+
+$(VENV)/.tools: $(VENV)/.members pyproject.toml
+	$(PIP) --group dev -e './atlas_core[test]' $(patsubst %,-e ./%,$(filter-out atlas_core,$(MEMBERS)))
+	@touch $@
