@@ -1,3 +1,3 @@
-"""Llama, SmolLM2 and dense Mistral models for Atlas."""
+"""The Llama family: dense decoders with RMSNorm, rotary positions, grouped queries and SwiGLU (Llama, SmolLM2, Mistral)."""
 
 __version__ = "2026.12.0"
