@@ -28,9 +28,9 @@ def list_plugins(as_json: bool) -> None:
         click.echo(json.dumps([record.as_json() for record in records], indent=2))
     else:
         click.echo(table(records))
-        for record in records:
-            if record.status == "broken":
-                click.echo(f"warning: {record.owner}, {record.entry_point}: {record.reason}", err=True)
+        broken = sum(record.status == "broken" for record in records)
+        if broken:
+            click.echo(f"warning: {broken} of {len(records)} plugins are broken; asking for one is an error", err=True)
     Registry.of(records)
 
 

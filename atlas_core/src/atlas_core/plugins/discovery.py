@@ -16,7 +16,7 @@ import pluggy
 from atlas_core import hookspecs
 from atlas_core.contracts import API_VERSION
 from atlas_core.contracts.declarations import Declaration, GpuBackendDecl
-from atlas_core.plugins.registry import GROUPS, PluginRecord, Registry, canonical, key_of
+from atlas_core.plugins.registry import GROUPS, PluginRecord, Registry, Status, canonical, key_of
 from atlas_core.vocab.errors import PluginError
 
 Trace = Callable[[str], None]
@@ -87,7 +87,7 @@ def _examine(point: importlib_metadata.EntryPoint, allow: Sequence[str] | None, 
         reason = f"{type(error).__name__}: {error}"
         trace(traceback.format_exc())
     elapsed = (perf_counter() - start) * 1000
-    status = "broken" if reason else "ok"
+    status: Status = "broken" if reason else "ok"
     return PluginRecord(point.group, point.name, dist, version, point.value, status, reason, elapsed, declarations)
 
 

@@ -34,7 +34,7 @@ GROUPS: Mapping[str, Mapping[str, type[Declaration]]] = MappingProxyType(
 )
 """The entry-point groups: which hooks a plugin of each may implement, and what each hook returns."""
 
-_KINDS: Mapping[type[Declaration], tuple[str, str]] = MappingProxyType(
+_KINDS: Mapping[type, tuple[str, str]] = MappingProxyType(
     {
         GpuBackendDecl: ("hardware", "atlas-plugin-{}"),
         ComputeTargetDecl: ("compute target", "atlas-plugin-{}"),

@@ -67,7 +67,7 @@ def size() -> Kind:
         if found is None or (found[2] and not found[3]):
             raise ValueError(wanted)
         digits = found[2] or ""
-        value = int(found[1] + digits) * _UNITS[found[3] or ""] // 10 ** len(digits)
+        value: int = int(found[1] + digits) * _UNITS[found[3] or ""] // 10 ** len(digits)
         if value <= 0:
             raise ValueError(wanted)
         return value
