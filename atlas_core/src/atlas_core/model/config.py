@@ -45,7 +45,7 @@ class ConfigReader:
                 )
             return default
         kinds = kind if isinstance(kind, tuple) else (kind,)
-        if isinstance(value, bool) and bool not in kinds or not isinstance(value, kinds):
+        if (isinstance(value, bool) and not {bool, object} & set(kinds)) or not isinstance(value, kinds):
             names = " or ".join(k.__name__ for k in kinds)
             raise CheckpointError(f"{key} in config.json is {value!r}", f"it must be {names}", "correct the file")
         return value
