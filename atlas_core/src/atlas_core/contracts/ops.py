@@ -18,11 +18,15 @@ class OperandSpec:
 
     ``layout`` is set for weights; ``dtype`` is the scalar type of everything else (and of plain weights).
     ``shape`` is outermost first; live extents (tokens, sequences, rows) may be smaller and are read from ``counts``.
+    ``live`` names the count that bounds the first dimension: T tokens, S sequences, S+1 (their offsets), R rows of logits,
+    U updates; empty when the whole shape is live. A cache's shape is that of one page of each layer; the pages are as many as
+    its buffer holds: [layer, page, ...], every layer of ``nbytes / layers`` bytes.
     """
 
     shape: tuple[int, ...]
     dtype: DType
     layout: StorageLayout | None = None
+    live: str = ""
 
 
 @dataclass(frozen=True, slots=True)

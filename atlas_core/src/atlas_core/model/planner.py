@@ -189,7 +189,8 @@ class _Planner:
         if value.kind == "weight":
             layout = self._context.layouts[value.name]
             return OperandSpec(shape, layout.scalar or DType.U8, layout)
-        return OperandSpec(shape, value.dtype or self._context.activation)
+        live = "" if not shape or isinstance(value.shape[0], int) else value.shape[0]
+        return OperandSpec(shape, value.dtype or self._context.activation, live=live)
 
     def _packings(self, implementation: OpImplementation, node: Node, need: OpNeed) -> dict[str, Packed]:
         """The packing of every weight operand: what the implementation asks for, else as stored."""

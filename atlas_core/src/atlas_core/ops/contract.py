@@ -42,7 +42,9 @@ class Tolerance:
 class Case:
     """One conformance case: arrays of every input, state and weight operand (float32 where the op is in float), and constants.
 
-    ``label`` prints in test ids. ``tokens``, ``sequences``, ``rows`` are the live counts; buffers may be larger.
+    ``label`` prints in test ids. ``tokens``, ``sequences``, ``rows``, ``updates`` are the live counts; buffers may be larger.
+    ``max_query`` is the longest query. ``shapes`` gives every operand's shape with T, S, S+1, R, U for what is live (a cache
+    without its pages, as in OperandSpec); ``dtypes`` the type of an activation that is not of the activation type.
     """
 
     label: str
@@ -51,6 +53,10 @@ class Case:
     tokens: int
     sequences: int = 1
     rows: int = 0
+    updates: int = 0
+    max_query: int = 1
+    shapes: Mapping[str, tuple[int | str, ...]] = field(default_factory=dict)
+    dtypes: Mapping[str, DType] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
