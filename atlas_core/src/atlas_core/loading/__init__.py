@@ -1,0 +1,1 @@
+"""Readers of checkpoints and the store that binds a model's weights to them."""

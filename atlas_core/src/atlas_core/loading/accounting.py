@@ -1,0 +1,185 @@
+"""WeightStore: a model's canonical weights, bound to the tensors of one checkpoint and accounted for without remainder."""
+
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+
+import numpy as np
+
+from atlas_core.contracts.checkpoint import Checkpoint
+from atlas_core.contracts.model import NameMap, WeightSource
+from atlas_core.vocab.errors import CheckpointError
+from atlas_core.vocab.layout import StorageLayout
+from atlas_core.vocab.model import TensorInfo
+
+_LISTED = 8
+_RUN_BYTES = 128 * 1024  # shorter runs of rows cost more as reads of their own than as one read and a gather
+_COMPARE_BYTES = 8 * 1024 * 1024
+
+
+class WeightStore:
+    """The weights of one model. ``warnings`` are sentences for the operator, complete after construction."""
+
+    def __init__(self, checkpoint: Checkpoint, names: NameMap) -> None:
+        """Bind every weight to a tensor.
+
+        A weight with ``tied_to`` shares that weight's tensor when its own is absent or holds the same bytes; a different
+        one that is stored is used, with a warning. Raises CheckpointError when a weight that is not optional is
+        missing, or when a tensor is neither used nor ignored.
+        """
+        self._checkpoint = checkpoint
+        self._sources = names.weights
+        self.warnings: list[str] = []
+        self._stored: dict[str, str] = {}
+        self._shared: dict[str, str] = {}
+        missing: list[str] = []
+        for canonical, source in names.weights.items():
+            found = next((name for name in source.names if name in checkpoint.tensors), None)
+            if found is not None:
+                self._stored[canonical] = found
+            elif source.tied_to is None and not source.optional:
+                missing.append(f"{canonical} (looked for {', '.join(source.names)})")
+        if missing:
+            raise CheckpointError(
+                f"{checkpoint.path} lacks {len(missing)} weights of the model",
+                _list(missing),
+                "use a complete checkpoint of this architecture",
+            )
+        used = set(self._stored.values())
+        for canonical, source in names.weights.items():
+            if source.tied_to is not None:
+                self._tie(canonical, source.tied_to)
+        self._unused = sorted(
+            name
+            for name in checkpoint.tensors
+            if name not in used and not any(fnmatchcase(name, pattern) for pattern in names.ignored)
+        )
+        if self._unused:
+            raise CheckpointError(
+                f"{checkpoint.path} has {len(self._unused)} tensors that the model does not use",
+                _list(self._unused),
+                "the checkpoint is of another architecture, or its model plugin is too old for it",
+            )
+
+    def has(self, canonical: str) -> bool:
+        """Whether a weight is there, stored or shared; false only for optional ones."""
+        return self.alias(canonical) in self._stored
+
+    def alias(self, canonical: str) -> str:
+        """The weight whose tensor this one uses: itself, unless it is tied. Raises CheckpointError for an unknown weight."""
+        if canonical not in self._sources:
+            raise CheckpointError(
+                f"the model asks for the weight {canonical}, which its name map does not have",
+                "the model plugin contradicts itself",
+                "report it to the plugin's authors",
+            )
+        return self._shared.get(canonical, canonical)
+
+    def info(self, canonical: str, shape: tuple[int, ...]) -> TensorInfo:
+        """The tensor behind a weight of ``shape``: ``name`` is the file's, so that tied weights show the same one.
+
+        Shape and bytes are those after ``row_order``. Raises CheckpointError with expected and found shape, or when the
+        weight is optional and absent.
+        """
+        owner = self.alias(canonical)
+        if owner not in self._stored:
+            raise CheckpointError(
+                f"{self._checkpoint.path} has no weight {canonical}",
+                f"looked for {', '.join(self._sources[canonical].names)}",
+                "use a complete checkpoint of this architecture",
+            )
+        info = self._checkpoint.tensors[self._stored[owner]]
+        order = self._sources[owner].row_order
+        if order is not None:
+            rows = info.shape[0] if info.shape else 0
+            if not order or min(order) < 0 or max(order) >= rows:
+                raise self._wrong_shape(canonical, info, (max(order, default=0) + 1, *shape[1:]))
+            info = TensorInfo(
+                info.name, (len(order), *info.shape[1:]), info.layout, info.nbytes // rows * len(order)
+            )
+        if info.shape != tuple(shape):
+            raise self._wrong_shape(canonical, info, shape)
+        return info
+
+    def layout(self, canonical: str) -> StorageLayout:
+        """The storage layout of a weight that is there."""
+        stored = self._stored[self.alias(canonical)]
+        return self._checkpoint.layout(self._checkpoint.tensors[stored].layout)
+
+    def read(self, canonical: str) -> bytes | memoryview:
+        """The bytes of a weight, its rows in the model's order. Raises CheckpointError when the file cannot be read."""
+        owner = self.alias(canonical)
+        stored = self._stored[owner]
+        order = self._sources[owner].row_order
+        if order is None:
+            return self._checkpoint.read(stored)
+        info = self._checkpoint.tensors[stored]
+        width = info.nbytes // info.shape[0]
+        runs = _runs(order)
+        if width * len(order) >= _RUN_BYTES * len(runs):
+            return self._checkpoint.read(stored, runs)
+        rows = np.frombuffer(self._checkpoint.read(stored), np.uint8).reshape(info.shape[0], width)
+        return memoryview(rows[np.asarray(order)]).cast("B")
+
+    def unused(self) -> Sequence[str]:
+        """Tensors that are neither used nor ignored: none, since construction refuses them."""
+        return self._unused
+
+    def _tie(self, canonical: str, to: str) -> None:
+        if to not in self._stored:
+            raise CheckpointError(
+                f"{canonical} is tied to {to}, which the checkpoint does not have", "", "use a complete checkpoint"
+            )
+        stored = self._stored.get(canonical)
+        if stored is None:
+            self._shared[canonical] = to
+        elif self._same(stored, self._stored[to]):
+            self._shared[canonical] = to
+            del self._stored[canonical]
+        else:
+            self.warnings.append(
+                f"{stored} is stored and differs from {self._stored[to]}, although the configuration ties them: "
+                f"the stored {stored} is used"
+            )
+
+    def _same(self, one: str, other: str) -> bool:
+        a, b = self._checkpoint.tensors[one], self._checkpoint.tensors[other]
+        if (a.shape, a.layout, a.nbytes) != (b.shape, b.layout, b.nbytes):
+            return False
+        rows = a.shape[0] if a.shape else 1
+        step = max(1, _COMPARE_BYTES * rows // max(a.nbytes, 1))
+        return all(
+            self._checkpoint.read(one, [(start, min(start + step, rows))])
+            == self._checkpoint.read(other, [(start, min(start + step, rows))])
+            for start in range(0, rows, step)
+        )
+
+    def _wrong_shape(self, canonical: str, info: TensorInfo, expected: tuple[int, ...]) -> CheckpointError:
+        return CheckpointError(
+            f"{info.name} in {self._checkpoint.path} has the wrong shape for {canonical}",
+            f"expected {list(expected)}, found {list(info.shape)}",
+            "config.json and the weights belong to different models",
+        )
+
+
+def sources_by_tensor(weights: Mapping[str, WeightSource]) -> dict[str, list[str]]:
+    """Stored name → the canonical weights that would be read from it, taking the first name of each."""
+    users: dict[str, list[str]] = {}
+    for canonical, source in weights.items():
+        users.setdefault(source.names[0], []).append(canonical)
+    return users
+
+
+def _runs(order: Sequence[int]) -> list[tuple[int, int]]:
+    """``order`` as ranges [start, end) of consecutive rows."""
+    runs: list[tuple[int, int]] = []
+    for row in order:
+        if runs and runs[-1][1] == row:
+            runs[-1] = (runs[-1][0], row + 1)
+        else:
+            runs.append((row, row + 1))
+    return runs
+
+
+def _list(items: Sequence[str]) -> str:
+    more = len(items) - _LISTED
+    return ", ".join(items[:_LISTED]) + (f" and {more} more" if more > 0 else "")

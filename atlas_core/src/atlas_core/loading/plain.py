@@ -1,0 +1,68 @@
+"""Plain arrays: weights stored as float32, bfloat16 or float16."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from atlas_core.vocab.dtype import DType
+from atlas_core.vocab.errors import CheckpointError
+from atlas_core.vocab.layout import StorageLayout, plain
+from atlas_core.vocab.model import TensorInfo
+from atlas_core.vocab.verdict import Verdict
+
+_NUMPY: Mapping[str, np.dtype[Any]] = {
+    "f32": np.dtype("<f4"),
+    "bf16": np.dtype(ml_dtypes.bfloat16),
+    "f16": np.dtype("<f2"),
+}
+# Integer buffers (position ids, token maps) travel in plain checkpoints and are no weights.
+_BUFFERS = frozenset({"i64", "i32", "bool"})
+
+
+class PlainFormat:
+    """One scalar a weight, little-endian, row by row."""
+
+    name = "plain"
+    layouts: Sequence[StorageLayout] = (plain(DType.F32), plain(DType.BF16), plain(DType.F16))
+
+    def detect(self, config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> Verdict:
+        """Yes when nothing is declared quantised and every tensor is plain."""
+        for key in ("quantization_config", "compression_config"):
+            if config.get(key):
+                return Verdict.no(f"config.json has a {key}")
+        for name, info in tensors.items():
+            if info.layout not in _NUMPY and info.layout not in _BUFFERS:
+                return Verdict.no(f"{name} is stored as {info.layout}")
+        return Verdict.yes(0, "every tensor is a plain array")
+
+    def decode(self, layout: str, data: bytes | memoryview, shape: tuple[int, ...]) -> np.ndarray:
+        """float32 of ``shape``; exact, since float32 holds every bfloat16 and float16. Raises CheckpointError on wrong size."""
+        dtype = _dtype(layout)
+        expected = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        if len(data) != expected:
+            raise CheckpointError(
+                f"a {layout} tensor of shape {shape} has {len(data)} bytes",
+                f"{expected} bytes are expected",
+                "use an intact checkpoint",
+            )
+        return np.frombuffer(data, dtype).astype(np.float32).reshape(shape)
+
+    def encode(self, layout: str, values: np.ndarray) -> bytes:
+        """Nearest values, ties to even."""
+        return np.ascontiguousarray(values, np.float32).astype(_dtype(layout)).tobytes()
+
+    def error_bound(self, layout: str) -> float:
+        """Half a unit in the last place; float16 has it for magnitudes from 2**-14 to 65504 only."""
+        _dtype(layout)
+        return {"f32": 0.0, "bf16": 2.0**-8, "f16": 2.0**-11}[layout]
+
+
+def _dtype(layout: str) -> np.dtype[Any]:
+    try:
+        return _NUMPY[layout]
+    except KeyError:
+        raise CheckpointError(
+            f"the plain format has no layout {layout!r}", f"it has {', '.join(_NUMPY)}", "ask the format that owns it"
+        ) from None
