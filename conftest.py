@@ -48,7 +48,9 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
 def _judge(report: pytest.TestReport | pytest.CollectReport) -> None:
     if report.outcome != "skipped" or hasattr(report, "wasxfail"):
         return
-    reason = report.longrepr[2].removeprefix("Skipped: ") if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    reason = (
+        report.longrepr[2].removeprefix("Skipped: ") if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    )
     if not reason.startswith(ALLOWED_SKIPS):
         report.outcome = "failed"
         report.longrepr = f"skipped for a reason that is not allowed (see ALLOWED_SKIPS in conftest.py): {reason}"

@@ -7,6 +7,7 @@ broken plugin cannot keep the others from being asked.
 import re
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 
@@ -39,12 +40,43 @@ def survey(allow: Sequence[str] | None = None, trace: Trace | None = None) -> tu
     are always loaded. ``trace`` gets a line before and after each hook call, and the traceback of whatever failed. No fault of a
     plugin raises: it is in the record. Raises PluginError when ``allow`` names something that is not installed.
     """
-    points = [point for group in GROUPS for point in importlib_metadata.entry_points(group=group)]
+    points = [_Point.of(point) for group in GROUPS for point in importlib_metadata.entry_points(group=group)]
     if allow is not None:
         _check_allowed(allow, points)
     order = list(GROUPS)
-    points.sort(key=lambda point: (order.index(point.group), point.name, _dist(point)[0]))
+    points.sort(key=lambda point: (order.index(point.group), point.key, point.dist))
     return tuple(_examine(point, allow, trace or _silent) for point in points)
+
+
+@dataclass(frozen=True, slots=True)
+class _Point:
+    """An entry point with the names that every message about it needs; ``version`` is None without metadata."""
+
+    entry: importlib_metadata.EntryPoint
+    dist: str
+    version: str | None
+
+    @classmethod
+    def of(cls, entry: importlib_metadata.EntryPoint) -> "_Point":
+        try:
+            if entry.dist is not None:
+                return cls(entry, entry.dist.name, entry.dist.version)
+        except (importlib_metadata.MetadataNotFound, KeyError):
+            pass  # a damaged installation: the record will say so
+        return cls(entry, f"(the distribution of {entry.module})", None)
+
+    @property
+    def group(self) -> str:
+        return self.entry.group
+
+    @property
+    def key(self) -> str:
+        return self.entry.name
+
+    @property
+    def names(self) -> set[str]:
+        """What the allow-list may call it."""
+        return {_normal(self.dist), _normal(self.key)}
 
 
 def compatible(api: str, host: str = API_VERSION) -> str:
@@ -59,28 +91,30 @@ def compatible(api: str, host: str = API_VERSION) -> str:
     return ""
 
 
-def _check_allowed(allow: Sequence[str], points: Sequence[importlib_metadata.EntryPoint]) -> None:
-    known = {name for point in points for name in (_normal(_dist(point)[0]), _normal(point.name))}
+def _check_allowed(allow: Sequence[str], points: Sequence[_Point]) -> None:
+    known = {name for point in points for name in point.names}
     missing = [name for name in allow if _normal(name) not in known]
     if missing:
         raise PluginError(
             f"ATLAS_PLUGINS names {', '.join(map(repr, missing))}, which no installed distribution offers",
-            f"installed: {', '.join(sorted({_dist(point)[0] for point in points}))}",
+            f"installed: {', '.join(sorted({point.dist for point in points}))}",
             "install it, or take it off the list",
         )
 
 
-def _examine(point: importlib_metadata.EntryPoint, allow: Sequence[str] | None, trace: Trace) -> PluginRecord:
-    dist, version = _dist(point)
-    admitted = {_normal(name) for name in allow or ()} | {_CORE}
-    if allow is not None and not {_normal(dist), _normal(point.name)} & admitted:
-        reason = "ATLAS_PLUGINS does not name it"
-        return PluginRecord(point.group, point.name, dist, version, point.value, "excluded", reason, 0.0)
+def _examine(point: _Point, allow: Sequence[str] | None, trace: Trace) -> PluginRecord:
+    record = PluginRecord(
+        point.group, point.key, point.dist, point.version or "unknown", point.entry.value, "ok", "", 0.0
+    )
+    if point.version is None:
+        return replace(record, status="broken", reason="its distribution has no readable metadata; reinstall it")
+    if allow is not None and not point.names & {_CORE, *map(_normal, allow)}:
+        return replace(record, status="excluded", reason="ATLAS_PLUGINS does not name it")
     declarations: tuple[Declaration, ...] = ()
     reason = ""
     start = perf_counter()
     try:
-        declarations = tuple(_declarations(point, point.load(), f"{dist}:{point.name}", trace))
+        declarations = tuple(_declarations(point, trace))
     except _UnsoundError as error:
         reason = str(error)
     except (Exception, SystemExit) as error:  # noqa: BLE001  third-party code may raise anything; it becomes the record's reason
@@ -88,16 +122,18 @@ def _examine(point: importlib_metadata.EntryPoint, allow: Sequence[str] | None, 
         trace(traceback.format_exc())
     elapsed = (perf_counter() - start) * 1000
     status: Status = "broken" if reason else "ok"
-    return PluginRecord(point.group, point.name, dist, version, point.value, status, reason, elapsed, declarations)
+    return replace(record, status=status, reason=reason, milliseconds=elapsed, declarations=declarations)
 
 
 class _UnsoundError(Exception):
     """A plugin that breaks a rule of registration; its text is the record's reason."""
 
 
-def _declarations(point: importlib_metadata.EntryPoint, plugin: object, name: str, trace: Trace) -> Iterator[Declaration]:
-    if point.name != canonical(point.name):
-        raise _UnsoundError(f"its key is spelt {point.name!r}, the canonical spelling is {canonical(point.name)!r}")
+def _declarations(point: _Point, trace: Trace) -> Iterator[Declaration]:
+    if point.key != canonical(point.key):
+        raise _UnsoundError(f"its key is spelt {point.key!r}, the canonical spelling is {canonical(point.key)!r}")
+    plugin = point.entry.load()
+    name = f"{point.dist}:{point.key}"
     manager = pluggy.PluginManager(hookspecs.PROJECT)
     manager.add_hookspecs(hookspecs)
     manager.register(plugin, name)
@@ -118,22 +154,16 @@ def _declarations(point: importlib_metadata.EntryPoint, plugin: object, name: st
             yield _checked(declaration, hook, hooks[hook], point)
 
 
-def _checked(found: Any, hook: str, kind: type[Declaration], point: importlib_metadata.EntryPoint) -> Declaration:
+def _checked(found: Any, hook: str, kind: type[Declaration], point: _Point) -> Declaration:
     if not isinstance(found, kind):
         raise _UnsoundError(f"{hook} returned {found!r}, not a {kind.__name__}")
     problem = compatible(found.api)
     if problem:
         raise _UnsoundError(problem)
     # A machine's plugin may also bring a toolchain or a transport, which are named after the vendor.
-    if (point.group != "atlas.hardware" or isinstance(found, GpuBackendDecl)) and key_of(found) != point.name:
-        raise _UnsoundError(f"{hook} declares {key_of(found)!r}, but its entry point is named {point.name!r}")
+    if (point.group != "atlas.hardware" or isinstance(found, GpuBackendDecl)) and key_of(found) != point.key:
+        raise _UnsoundError(f"{hook} declares {key_of(found)!r}, but its entry point is named {point.key!r}")
     return found
-
-
-def _dist(point: importlib_metadata.EntryPoint) -> tuple[str, str]:
-    if point.dist is None:
-        return "(unknown distribution)", "(unknown version)"
-    return point.dist.name, point.dist.version
 
 
 def _normal(name: str) -> str:
@@ -141,7 +171,9 @@ def _normal(name: str) -> str:
 
 
 def _told(outcome: pluggy.Result[Any]) -> str:
-    return f"{type(outcome.exception).__name__}: {outcome.exception}" if outcome.exception else repr(outcome.get_result())
+    return (
+        f"{type(outcome.exception).__name__}: {outcome.exception}" if outcome.exception else repr(outcome.get_result())
+    )
 
 
 def _silent(_: str) -> None:

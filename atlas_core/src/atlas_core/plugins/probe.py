@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping
 
 from atlas_core.plugins.load import load
+from atlas_core.vocab.errors import AtlasError
 from atlas_core.vocab.verdict import Verdict
 
 _MARK = "atlas-probe-verdict "
@@ -55,7 +56,7 @@ class Prober:
 
 def _ending(code: int) -> str:
     if code >= 0:
-        return f"failed with exit status {code}"
+        return f"ended without an answer (exit status {code})"
     try:
         return f"died of {signal.Signals(-code).name}"
     except ValueError:
@@ -64,9 +65,14 @@ def _ending(code: int) -> str:
 
 def main(target: str, dist: str) -> None:
     """The child: run one probe and print its verdict."""
-    verdict = load(target, dist)()
-    if not isinstance(verdict, Verdict):
-        raise TypeError(f"{target} answered {verdict!r}, not a Verdict")
+    try:
+        verdict = load(target, dist)()
+        if not isinstance(verdict, Verdict):
+            verdict = Verdict.no(f"the probe {target} answered {verdict!r}, not a Verdict")
+    except AtlasError as error:
+        verdict = Verdict.no(": ".join(filter(None, (error.what, error.why))))
+    except Exception as error:  # noqa: BLE001  whatever a driver raises is the reason why this machine cannot be used
+        verdict = Verdict.no(f"the probe {target} failed: {type(error).__name__}: {error}")
     answer = json.dumps({"ok": verdict.ok, "reasons": verdict.reasons, "rank": verdict.rank})
     # A driver may have left a line unfinished on standard output.
     sys.stdout.write(f"\n{_MARK}{answer}\n")

@@ -173,7 +173,8 @@ class Table(Mapping[str, D], Generic[D]):
         near = get_close_matches(key, self._owners, n=1)
         raise PluginError(
             f"no installed plugin offers the {what} {key!r}",
-            f"installed: {', '.join(sorted(self._owners)) or 'none'}" + (f"; did you mean {near[0]!r}?" if near else ""),
+            f"installed: {', '.join(sorted(self._owners)) or 'none'}"
+            + (f"; did you mean {near[0]!r}?" if near else ""),
             f"pip install the distribution that offers it, by convention {convention.format(key.replace('_', '-'))}",
         )
 

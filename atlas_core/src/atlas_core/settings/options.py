@@ -39,7 +39,14 @@ class Option:
 
 
 def _option(
-    default: Any, kind: Kind, section: str, about: str, *, aliases: tuple[str, ...] = (), secret: bool = False, unset: str = ""
+    default: Any,
+    kind: Kind,
+    section: str,
+    about: str,
+    *,
+    aliases: tuple[str, ...] = (),
+    secret: bool = False,
+    unset: str = "",
 ) -> Any:
     """A dataclass field that carries its Option; the field's own name completes it."""
     made = Option("", kind, about, section, default, aliases, secret, unset)
@@ -60,22 +67,44 @@ class Settings:
         None, text("REV"), "Model", "Branch, tag or commit of a Hub repository.", unset="the catalogue's, else main"
     )
     load_format: str = _option(
-        "auto", choice("auto", "dummy"), "Model", "auto reads the weights; dummy invents seeded ones, to measure without them."
+        "auto",
+        choice("auto", "dummy"),
+        "Model",
+        "auto reads the weights; dummy invents seeded ones, to measure without them.",
     )
     transcode: str = _option(
-        "none", choice("none", "bf16"), "Model", "Convert weights that no kernel reads; costs the memory that explain shows."
+        "none",
+        choice("none", "bf16"),
+        "Model",
+        "Convert weights that no kernel reads; costs the memory that explain shows.",
     )
     chat_template: str | None = _option(
         None, text("PATH|TEMPLATE"), "Model", "Jinja chat template, or the path of one.", unset="the checkpoint's own"
     )
     hardware: str | None = _option(
-        None, text("NAME"), "Machine", "The hardware plugin to use.", aliases=("--hw",), unset="the best that is present"
+        None,
+        text("NAME"),
+        "Machine",
+        "The hardware plugin to use.",
+        aliases=("--hw",),
+        unset="the best that is present",
     )
     numerics: str = _option(
         "exact", choice("exact", "fast"), "Machine", "exact computes as the fp32 reference does; fast may round more."
     )
+    dtype: str = _option(
+        "f32", choice("f32", "bf16", "f16"), "Machine", "Type of activations; kernels must exist for it."
+    )
+    block_size: int = _option(16, integer(1, 1024), "Machine", "Tokens of one page of the KV cache.")
+    threads: int | None = _option(
+        None, integer(1, 4096), "Machine", "Threads that compute.", unset="as many as there are processors; CPU only"
+    )
     memory: int | None = _option(
-        None, size(), "Machine", "The most memory to use, weights and caches together.", unset="what the machine has free"
+        None,
+        size(),
+        "Machine",
+        "The most memory to use, weights and caches together.",
+        unset="what the machine has free",
     )
     max_seq_len: int | None = _option(
         None, integer(1), "Limits", "Most tokens of prompt and answer together.", unset="the model's own, at most 32768"
@@ -90,10 +119,17 @@ class Settings:
         (), many(text("NAME")), "Server", "Name that clients use; may be repeated.", unset="MODEL as given"
     )
     api_key: tuple[str, ...] = _option(
-        (), many(text("KEY")), "Server", "Key that clients must send; may be repeated.", secret=True, unset="no key is asked for"
+        (),
+        many(text("KEY")),
+        "Server",
+        "Key that clients must send; may be repeated.",
+        secret=True,
+        unset="no key is asked for",
     )
     drain_timeout: float = _option(15.0, seconds(), "Server", "How long running requests may finish after SIGTERM.")
-    log_level: str = _option("info", choice("debug", "info", "warning", "error"), "Server", "Least serious message to log.")
+    log_level: str = _option(
+        "info", choice("debug", "info", "warning", "error"), "Server", "Least serious message to log."
+    )
     sources: tuple[tuple[str, Source], ...] = ()
 
     def source(self, name: str) -> Source:

@@ -1,7 +1,7 @@
 """From layers of values to Settings: flag > environment > file > model preset > hardware default > built-in."""
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from difflib import get_close_matches
 from typing import Any
@@ -67,12 +67,18 @@ def _environment(environ: Mapping[str, str], mistakes: list[str]) -> list[tuple[
         if variable in known:
             found.append((known[variable].name, value, Source(Level.ENVIRONMENT, variable)))
         elif variable.startswith("ATLAS_") and variable not in OTHER_VARIABLES:
-            mistakes.append(f"unknown environment variable {variable}{_near(variable, [*known, *OTHER_VARIABLES])}")
+            near = _near(variable, [*known, *OTHER_VARIABLES], "ATLAS_")
+            mistakes.append(f"unknown environment variable {variable}{near}")
     return found
 
 
 def _take(
-    option: Option, convert: Any, value: object, source: Source, chosen: dict[str, tuple[Any, Source]], mistakes: list[str]
+    option: Option,
+    convert: Any,
+    value: object,
+    source: Source,
+    chosen: dict[str, tuple[Any, Source]],
+    mistakes: list[str],
 ) -> None:
     try:
         chosen[option.name] = (convert(value), source)
@@ -93,6 +99,7 @@ def _settled(settings: Settings, chosen: Mapping[str, tuple[Any, Source]], mista
     return replace(settings, **values, sources=tuple(sources.items()))
 
 
-def _near(name: str, known: Any) -> str:
-    found = get_close_matches(name, list(known), n=3)
-    return f"; did you mean {' or '.join(found)}?" if found else ""
+def _near(name: str, known: Iterable[str], prefix: str = "") -> str:
+    # Compared without a common beginning, which would make every name look near.
+    found = get_close_matches(name.removeprefix(prefix), [each.removeprefix(prefix) for each in known], n=3)
+    return f"; did you mean {' or '.join(prefix + each for each in found)}?" if found else ""
