@@ -29,6 +29,8 @@ class GpuBackendDecl:
 
     The probe runs in a child process with a time limit; ``implementations`` and ``fused`` are ``module:attr`` of callables of
     no arguments giving lists of OpImplementation and FusedOp; they may be inherited through HARDWARE.toml's ``extends``.
+    ``bucketed``: grids are fixed at capture, so one graph is captured for each bucket of rows; False when kernels spread
+    their work by live counts alone.
     """
 
     hardware: str
@@ -37,6 +39,7 @@ class GpuBackendDecl:
     kernel_roots: Sequence[KernelRoot] = ()
     implementations: str = ""
     fused: str = ""
+    bucketed: bool = True
     api: str = API_VERSION
 
 

@@ -1,0 +1,116 @@
+"""Everything that would be chosen for a model on a machine, as values that JSON can hold. Needs neither weights nor device."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from atlas_core.assembly.machine import Machine, choose_machine
+from atlas_core.assembly.model import Model, open_model
+from atlas_core.assembly.plan import PlannedBucket, StepPlan, make_plan
+from atlas_core.model.planner import Step
+from atlas_core.plugins.registry import Registry
+from atlas_core.settings import Settings
+from atlas_core.vocab.errors import UsageError
+from atlas_core.vocab.resolve import Candidate
+
+
+def explain(registry: Registry, settings: Settings) -> dict[str, Any]:
+    """The choices for ``settings.model``. Raises what the choices themselves raise."""
+    if not settings.model:
+        raise UsageError("no model is named", "explain describes one model", "atlas explain MODEL; try smollm2")
+    machine = choose_machine(registry, settings.hardware)
+    model = open_model(registry, settings, lambda done, total, note: None)
+    try:
+        return describe(registry, model, machine, make_plan(model, machine, settings))
+    finally:
+        model.checkpoint.close()
+
+
+def describe(registry: Registry, model: Model, machine: Machine, plan: StepPlan) -> dict[str, Any]:
+    """A finished plan in words."""
+    spec = model.spec
+    return {
+        "hardware": {
+            "name": machine.name,
+            "arch": machine.arch,
+            "dist": machine.dist,
+            "extends": [hardware.manifest.name for hardware in machine.chain[1:]],
+            "candidates": _candidates(machine.candidates),
+            "archs": _candidates(machine.archs),
+        },
+        "target": f"{machine.name}/{model.family}/{model.format_name} ({machine.arch})",
+        "kernels": machine.tree.layer(machine.name, model.family, model.format_name),
+        "container": {"name": model.container, "candidates": _candidates(model.containers)},
+        "loader": {"family": model.family, "dist": model.dist, "naming": model.checkpoint.naming},
+        "format": {"name": model.format_name, "candidates": _candidates(model.formats)},
+        "model": {
+            "path": str(model.path),
+            "layers": spec.layers,
+            "hidden_size": spec.hidden_size,
+            "vocab_size": spec.vocab_size,
+            "max_position": spec.max_position,
+            "warnings": list(model.store.warnings),
+        },
+        "layouts": _layouts(model, plan),
+        "caches": {
+            group: {"layout": kv.name, "dtype": kv.dtype.value, "page_tokens": kv.page_tokens}
+            for group, kv in plan.choices.caches.items()
+        },
+        "settings": [{"name": n, "value": v, "source": s} for n, v, s in plan.settings.rows()],
+        "plugins": [{"dist": dist, "version": version} for dist, version in registry.identity()],
+        "buckets": [_bucket(planned) for planned in plan.buckets],
+    }
+
+
+def _layouts(model: Model, plan: StepPlan) -> list[dict[str, Any]]:
+    """For each storage layout: how many weights, and the bytes that all their packed copies take."""
+    rows: dict[tuple[str, str, str], list[int]] = {}
+    counted: set[tuple[str, str]] = set()
+    for (weight, primitive), packed in plan.choices.packings.items():
+        stored = model.store.layout(weight).name
+        row = rows.setdefault((stored, plan.weights[weight].name, packed.name), [0, 0])
+        copy = (model.store.alias(weight), packed.name)
+        if copy not in counted:
+            counted.add(copy)
+            row[0] += 1
+            row[1] += packed.nbytes
+    return [
+        {"stored": stored, "read_as": read_as, "packing": packing, "weights": count, "bytes": nbytes}
+        for (stored, read_as, packing), (count, nbytes) in rows.items()
+    ]
+
+
+def _bucket(planned: PlannedBucket) -> dict[str, Any]:
+    bucket = planned.bucket
+    return {
+        "tokens": bucket.tokens,
+        "sequences": bucket.sequences,
+        "rows": bucket.rows,
+        "max_query": bucket.max_query,
+        "arena_bytes": planned.arena.nbytes,
+        "scratch_bytes": planned.arena.scratch,
+        "segments": [{"name": s.name, "steps": [_step(step) for step in s.steps]} for s in planned.segments],
+    }
+
+
+def _step(step: Step) -> dict[str, Any]:
+    return {
+        "op": step.node.op.name,
+        "implementation": step.implementation.name,
+        "replaces": list(step.replaces),
+        "operands": {
+            name: {"value": step.node.operands[name].name, "shape": list(spec.shape), "type": _type(spec)}
+            for name, spec in step.need.operands.items()
+        },
+        "packings": {name: packed.name for name, packed in step.packings.items()},
+        "rejected": _candidates(step.rejected),
+    }
+
+
+def _type(spec: Any) -> str:
+    return str(spec.layout.name if spec.layout else spec.dtype.value)
+
+
+def _candidates(candidates: Iterable[Candidate]) -> list[dict[str, Any]]:
+    return [
+        {"name": c.name, "ok": c.verdict.ok, "rank": c.verdict.rank, "reasons": list(c.verdict.reasons)} for c in candidates
+    ]

@@ -1,0 +1,115 @@
+"""Which hardware, which architecture, and what it can run."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from atlas_core.contracts.compute_target import ComputeTarget
+from atlas_core.contracts.declarations import GpuBackendDecl, KernelRoot
+from atlas_core.contracts.ops import FusedOp, OpImplementation
+from atlas_core.kernels.library import compiled_archs
+from atlas_core.kernels.scan import Places, scan
+from atlas_core.kernels.tree import Hardware, KernelTree
+from atlas_core.plugins.load import load
+from atlas_core.plugins.probe import Prober
+from atlas_core.plugins.registry import Registry
+from atlas_core.vocab.errors import KernelError
+from atlas_core.vocab.resolve import Candidate, resolve
+from atlas_core.vocab.verdict import Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A hardware with everything that it inherits. ``candidates`` and ``archs`` hold everybody who was asked.
+
+    ``tree`` and ``places`` are the kernel tree of all installed plugins. Nothing here needs the device.
+    """
+
+    name: str
+    arch: str
+    declaration: GpuBackendDecl
+    dist: str
+    chain: tuple[Hardware, ...]
+    tree: KernelTree
+    places: Places
+    implementations: tuple[OpImplementation, ...]
+    fused: tuple[FusedOp, ...]
+    candidates: tuple[Candidate, ...]
+    archs: tuple[Candidate, ...]
+
+
+def kernel_tree(registry: Registry) -> tuple[KernelTree, Places]:
+    """The union of every installed plugin's kernels."""
+    declared: list[KernelRoot] = []
+    for hardware in registry.hardware.values():
+        declared += hardware.kernel_roots
+    for model in registry.models.values():
+        declared += model.kernel_roots
+    return scan(dict.fromkeys(declared))
+
+
+def choose_machine(registry: Registry, wanted: str | None, arch: str | None = None, prober: Prober | None = None) -> Machine:
+    """The hardware asked for, or the best one whose probe says that it is present.
+
+    A hardware that was asked for is not probed: planning needs no device. Raises PluginError, ResolveError or KernelError.
+    """
+    tree, places = kernel_tree(registry)
+    if wanted is not None:
+        registry.hardware.require(wanted)
+        if tree.require(wanted).manifest.abstract:
+            raise KernelError(
+                f"{wanted} is not a machine", "its kernels exist to be extended by real hardware", "name one that extends it"
+            )
+        name, candidates = wanted, (Candidate(wanted, Verdict.yes(0, "asked for")),)
+    else:
+        prober = prober or Prober()
+        real = [key for key in sorted(registry.hardware) if not tree.require(key).manifest.abstract]
+        probes = {key: registry.hardware[key].probe for key in real}
+        found = resolve(
+            [(key, key) for key in real], lambda key: prober.probe(probes[key], registry.hardware.owner(key).dist)
+        )
+        name = found.require("no hardware is usable", "install a hardware plugin for this machine, for instance atlas-plugin-cpu")
+        candidates = found.candidates
+    chain = tree.chain(name)
+    chosen, archs = _choose_arch(registry, tree, places, name, arch)
+    return Machine(
+        name, chosen, registry.hardware[name], registry.hardware.owner(name).dist, chain, tree, places,
+        tuple(_collect(registry, chain, "implementations")), tuple(_collect(registry, chain, "fused")), candidates, archs,
+    )  # fmt: skip
+
+
+def compute_target(registry: Registry, vendor: str) -> ComputeTarget:
+    """The toolchain of a vendor. Raises PluginError when no plugin brings it."""
+    declaration = registry.compute_targets.require(vendor)
+    target: ComputeTarget = load(declaration.target, registry.compute_targets.owner(vendor).dist)()
+    return target
+
+
+def _choose_arch(
+    registry: Registry, tree: KernelTree, places: Places, hardware: str, wanted: str | None
+) -> tuple[str, tuple[Candidate, ...]]:
+    """The first declared architecture that has been built; the first declared when none has, so that a plan can be made."""
+    manifest = tree.require(hardware).manifest
+    target = compute_target(registry, manifest.vendor)
+    built = set(compiled_archs(tree, places, hardware))
+    names = {declared: target.resolve_arch(declared) for declared in manifest.archs if wanted in (None, declared)}
+    if not names:
+        raise KernelError(
+            f"{hardware} has no architecture {wanted}", f"HARDWARE.toml declares {', '.join(manifest.archs)}", "name one of them"
+        )
+
+    def ask(arch: str) -> Verdict:
+        return Verdict.yes(-list(names.values()).index(arch)) if arch in built else Verdict.no("its kernels are not built")
+
+    found = resolve([(arch, arch) for arch in dict.fromkeys(names.values())], ask)
+    return found.winner or next(iter(names.values())), found.candidates
+
+
+def _collect(registry: Registry, chain: Sequence[Hardware], what: str) -> list[object]:
+    """Implementations or fused ops along the chain, most specific first; a name that is taken hides its elders."""
+    result: dict[str, object] = {}
+    for hardware in chain:
+        name = hardware.manifest.name
+        target = getattr(registry.hardware.require(name), what)
+        for item in load(target, registry.hardware.owner(name).dist)() if target else ():
+            result.setdefault(item.name, item)
+    return list(result.values())

@@ -1,0 +1,124 @@
+"""What the checkpoint is: container, family, storage, weights."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from atlas_core.contracts.checkpoint import Checkpoint, CheckpointReader
+from atlas_core.contracts.declarations import CatalogueEntry
+from atlas_core.contracts.model import ModelWeightLoader, NameMap
+from atlas_core.contracts.quant import QuantFormat
+from atlas_core.loading.accounting import WeightStore
+from atlas_core.loading.directory import ModelDirectory
+from atlas_core.loading.dummy import DummyCheckpoint
+from atlas_core.loading.fetch import resolve_model
+from atlas_core.model.builder import StepLayout, record
+from atlas_core.ops.step import SlotLayout
+from atlas_core.plugins.load import load
+from atlas_core.plugins.registry import Registry, canonical
+from atlas_core.settings import Settings
+from atlas_core.vocab.dtype import DType
+from atlas_core.vocab.errors import CheckpointError
+from atlas_core.vocab.layout import StorageLayout, plain
+from atlas_core.vocab.model import ModelSpec
+from atlas_core.vocab.resolve import Candidate, resolve
+from atlas_core.vocab.verdict import Verdict
+
+TRANSCODED = plain(DType.BF16)
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """An opened checkpoint and its meaning. ``containers`` and ``formats`` hold everybody who was asked.
+
+    ``store`` binds canonical weights to tensors; ``format`` decodes them.
+    """
+
+    path: Path
+    checkpoint: Checkpoint
+    container: str
+    containers: tuple[Candidate, ...]
+    family: str
+    dist: str
+    loader: ModelWeightLoader
+    spec: ModelSpec
+    format_name: str
+    formats: tuple[Candidate, ...]
+    format: QuantFormat
+    store: WeightStore
+
+    def layouts(self, transcode: str) -> dict[str, StorageLayout]:
+        """Storage of every weight by canonical name, after transcoding of whatever is not a plain array."""
+        found = {name: self.store.layout(name) for name in self._weights()}
+        if transcode == "bf16":
+            found = {name: layout if layout.scalar else TRANSCODED for name, layout in found.items()}
+        return found
+
+    def _weights(self) -> list[str]:
+        names = self.loader.name_map(self.checkpoint.naming, self.spec).weights
+        return [name for name in names if self.store.has(name)]
+
+
+def catalogue(registry: Registry) -> list[CatalogueEntry]:
+    """Every short name that a model plugin declares."""
+    unique = {id(declaration): declaration for declaration in registry.models.values()}
+    return [entry for declaration in unique.values() for entry in declaration.catalogue]
+
+
+def open_model(registry: Registry, settings: Settings, progress: Callable[[int, int, str], None]) -> Model:
+    """Fetch if needed, open, and understand; reads headers only.
+
+    Raises UsageError, CheckpointError, PluginError or ResolveError.
+    """
+    path = resolve_model(
+        settings.model or "", catalogue=catalogue(registry), progress=progress, revision=settings.revision
+    )
+    if settings.load_format == "dummy":
+        return _dummy(registry, path)
+    containers = {name: decl for name, decl in sorted(registry.quant_formats.items()) if decl.container}
+    readers: dict[str, CheckpointReader] = {
+        name: load(decl.container, registry.quant_formats.owner(name).dist)() for name, decl in containers.items()
+    }
+    found = resolve(readers.items(), lambda reader: reader.detect(path))
+    reader = found.require(f"{path} is no checkpoint that an installed plugin can open", "install a plugin for its format")
+    return _understand(registry, path, reader.open(path), found.name, found.candidates)
+
+
+def _understand(
+    registry: Registry, path: Path, checkpoint: Checkpoint, container: str, containers: tuple[Candidate, ...]
+) -> Model:
+    family, dist, loader, spec = _family(registry, checkpoint.config)
+    store = WeightStore(checkpoint, loader.name_map(checkpoint.naming, spec))
+    formats: dict[str, QuantFormat] = {
+        name: load(decl.weights, registry.quant_formats.owner(name).dist)()
+        for name, decl in sorted(registry.quant_formats.items())
+        if decl.weights
+    }
+    found = resolve(formats.items(), lambda f: f.detect(checkpoint.quantization, checkpoint.tensors))
+    chosen = found.require(f"no installed quantisation format reads the weights of {path}", "install a plugin for its format")
+    return Model(
+        path, checkpoint, container, containers, family, dist, loader, spec, found.name, found.candidates, chosen, store
+    )
+
+
+def _family(registry: Registry, config: Mapping[str, object]) -> tuple[str, str, ModelWeightLoader, ModelSpec]:
+    given = config.get("model_type")
+    if not isinstance(given, str):
+        raise CheckpointError("config.json has no model_type", "it names the model family", "download the model again")
+    family = canonical(given)
+    declaration = registry.models.require(family)
+    dist = registry.models.owner(family).dist
+    loader: ModelWeightLoader = load(declaration.loader, dist)()
+    return declaration.model_type, dist, loader, loader.read_config(config)
+
+
+def _dummy(registry: Registry, path: Path) -> Model:
+    """Random weights of the right shapes: the shapes are those that the recorded program asks for."""
+    _, _, loader, spec = _family(registry, ModelDirectory(path).config)
+    names: NameMap = loader.name_map("hf", spec)
+    layout = StepLayout(SlotLayout(1, (1,) * len(spec.caches), 0), 16, DType.BF16, 1)
+    program = record(loader, spec, layout)
+    shapes = {value.name: tuple(int(dim) for dim in value.shape) for value in program.weights()}
+    checkpoint = DummyCheckpoint(path, names, shapes)
+    asked = (Candidate("dummy", Verdict.yes(0, "--load-format dummy: weights are random")),)
+    return _understand(registry, path, checkpoint, "dummy", asked)

@@ -1,0 +1,115 @@
+"""From model, machine and settings to a plan: what every node of the step runs, for every bucket of rows."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from atlas_core.assembly.machine import Machine
+from atlas_core.assembly.model import Model
+from atlas_core.model.arena import Arena, place
+from atlas_core.model.builder import StepLayout, record
+from atlas_core.model.matching import Pattern
+from atlas_core.model.planner import Bucket, Choices, Context, PlannedSegment, plan
+from atlas_core.model.program import Program
+from atlas_core.ops.primitives import PRIMITIVES
+from atlas_core.ops.step import SlotLayout
+from atlas_core.settings import Settings, with_defaults
+from atlas_core.settings.sources import Level, Source
+from atlas_core.vocab.dtype import DType
+from atlas_core.vocab.errors import UsageError
+from atlas_core.vocab.layout import StorageLayout
+
+DEFAULT_MAX_SEQ_LEN = 32768
+DECODE_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+PREFILL_TOKENS = (64, 256, 1024, 4096, 8192)
+UPDATE_WORDS = 4096
+"""Most slot updates one step can carry; an admission takes about 25 and one for each page of the prompt."""
+BIAS_PAIRS_PER_SLOT = 320
+"""OpenAI allows 300 logit_bias entries; the rest is for suppressed end tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedBucket:
+    """One bucket's plan and the memory its activations need."""
+
+    bucket: Bucket
+    segments: tuple[PlannedSegment, ...]
+    arena: Arena
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """Everything that is known before a device is touched."""
+
+    settings: Settings
+    max_seq_len: int
+    layout: StepLayout
+    program: Program
+    buckets: tuple[PlannedBucket, ...]
+    choices: Choices
+    weights: Mapping[str, StorageLayout]
+
+
+def settled(settings: Settings, machine: Machine) -> Settings:
+    """Settings with what the machine's makers measured to be best, wherever nobody said otherwise."""
+    for hardware in machine.chain:
+        values = {default.setting: default.value for default in hardware.manifest.defaults}
+        # An elder's proposal is of the same level, so it does not overrule what stands already.
+        settings = with_defaults(settings, values, Source(Level.HARDWARE, f"{hardware.manifest.name}/HARDWARE.toml"))
+    return settings
+
+
+def make_plan(model: Model, machine: Machine, settings: Settings) -> StepPlan:
+    """Record the model's step and cover it for every bucket. Raises ResolveError for a node that nobody runs."""
+    settings = settled(settings, machine)
+    max_seq_len = _max_seq_len(model, settings)
+    pages = -(-max_seq_len // settings.block_size)
+    slots = settings.max_batch_size
+    layout = StepLayout(
+        SlotLayout(slots, (pages,) * len(model.spec.caches), slots * BIAS_PAIRS_PER_SLOT),
+        settings.block_size,
+        DType(settings.dtype),
+        slots,
+    )
+    program = record(model.loader, model.spec, layout)
+    weights = model.layouts(settings.transcode)
+    patterns = tuple(Pattern.of(fused, PRIMITIVES) for fused in machine.fused)
+    context = Context(machine.arch, settings.numerics, layout.activation, weights, machine.implementations, patterns)
+    choices = Choices()
+    planned = []
+    for bucket in buckets(settings, max_seq_len, machine.declaration.bucketed):
+        segments = plan(program, bucket, context, choices)
+        planned.append(PlannedBucket(bucket, segments, place(program, segments, bucket)))
+    return StepPlan(settings, max_seq_len, layout, program, tuple(planned), choices, weights)
+
+
+def buckets(settings: Settings, max_seq_len: int, bucketed: bool) -> tuple[Bucket, ...]:
+    """The closed list of shapes that are captured, smallest first.
+
+    A backend that reads live counts everywhere needs one; others get one for each number of decoding rows, then one for each
+    number of tokens in a step that holds prompts.
+    """
+    rows = settings.max_batch_size
+    longest = min(settings.max_prefill_tokens, max_seq_len)
+    tokens = settings.max_prefill_tokens + rows
+    largest = Bucket(tokens, rows, rows, UPDATE_WORDS, longest)
+    if not bucketed:
+        return (largest,)
+    decode = [r for r in DECODE_ROWS if r < rows] + [rows]
+    prefill = [t for t in PREFILL_TOKENS if rows < t < tokens] + [tokens]
+    return (
+        *(Bucket(r, r, r, UPDATE_WORDS, 1) for r in decode),
+        *(replace(largest, tokens=t, max_query=min(t, longest)) for t in prefill),
+    )
+
+
+def _max_seq_len(model: Model, settings: Settings) -> int:
+    limit = model.spec.max_position
+    if settings.max_seq_len is None:
+        return min(limit, DEFAULT_MAX_SEQ_LEN)
+    if settings.max_seq_len > limit:
+        raise UsageError(
+            f"--max-seq-len {settings.max_seq_len} is more than the model's {limit}",
+            "its positions are not defined beyond that",
+            f"use at most {limit}",
+        )
+    return settings.max_seq_len

@@ -1,0 +1,87 @@
+"""``atlas explain``: every choice with its reasons, before anything is loaded."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+from atlas_core.cli.environment import discover_plugins
+from atlas_core.cli.options import SectionedCommand, settings_from, settings_options
+
+
+@click.command("explain", cls=SectionedCommand)
+@settings_options(
+    "hardware", "numerics", "revision", "load_format", "transcode", "dtype", "block_size", "max_seq_len", "max_batch_size",
+    "max_prefill_tokens",
+)  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+def command(as_json: bool, **params: Any) -> None:
+    """Show what would be chosen for a model, and why."""
+    from atlas_core.assembly.explain import explain
+
+    found = explain(discover_plugins(), settings_from(params))
+    click.echo(json.dumps(found, indent=1) if as_json else "\n".join(text(found)))
+
+
+def text(found: dict[str, Any]) -> Iterator[str]:
+    """The same for a person: repeated layers once."""
+    hardware = found["hardware"]
+    inherits = f", extends {' → '.join(hardware['extends'])}" if hardware["extends"] else ""
+    yield f"target     {found['target']}"
+    yield f"hardware   {hardware['name']} from {hardware['dist']}{inherits}"
+    yield from _refusals(hardware["candidates"], hardware["name"])
+    yield f"arch       {hardware['arch']}"
+    yield from _refusals(hardware["archs"], hardware["arch"])
+    yield f"kernels    {found['kernels']}"
+    yield f"container  {found['container']['name']}"
+    yield from _refusals(found["container"]["candidates"], found["container"]["name"])
+    yield f"loader     {found['loader']['family']} from {found['loader']['dist']}, tensors named as {found['loader']['naming']}"
+    yield f"format     {found['format']['name']}"
+    yield from _refusals(found["format"]["candidates"], found["format"]["name"])
+    model = found["model"]
+    yield f"model      {model['path']}"
+    yield f"           {model['layers']} layers of {model['hidden_size']}, vocabulary {model['vocab_size']}"
+    for warning in model["warnings"]:
+        yield f"           note: {warning}"
+    for row in found["layouts"]:
+        changed = "" if row["stored"] == row["read_as"] else f" transcoded to {row['read_as']}"
+        yield f"layout     {row['weights']} weights {row['stored']}{changed}, {row['packing']}, {row['bytes'] / 2**20:.1f} MiB"
+    for group, cache in found["caches"].items():
+        yield f"cache      {group}: {cache['layout']}, pages of {cache['page_tokens']} tokens"
+    for bucket in found["buckets"]:
+        yield ""
+        yield (
+            f"bucket     up to {bucket['tokens']} tokens, {bucket['sequences']} sequences, {bucket['max_query']} tokens each; "
+            f"activations {bucket['arena_bytes'] / 2**20:.1f} MiB, scratch {bucket['scratch_bytes'] / 2**20:.1f} MiB"
+        )
+        for segment in bucket["segments"]:
+            yield f"  {segment['name']}: {len(segment['steps'])} nodes"
+            yield from _steps(segment["steps"])
+
+
+def _steps(steps: list[dict[str, Any]]) -> Iterator[str]:
+    """Each different step once, in order of first appearance, with its count."""
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for step in steps:
+        weights = {name: o["type"] for name, o in step["operands"].items() if name in step["packings"]}
+        key = json.dumps([step["op"], step["implementation"], step["replaces"], weights, step["packings"], step["rejected"]])
+        groups.setdefault(key, []).append(step)
+    for group in groups.values():
+        step = group[0]
+        packed = ", ".join(dict.fromkeys(step["packings"].values()))
+        fused = f"  = {' + '.join(step['replaces'])}" if len(step["replaces"]) > 1 else ""
+        yield f"  {len(group):4} × {step['op']:24} {step['implementation']}{f' [{packed}]' if packed else ''}{fused}"
+        for candidate in step["rejected"]:
+            yield f"           not {candidate['name']}: {_why(candidate)}"
+
+
+def _why(candidate: dict[str, Any]) -> str:
+    reasons = "; ".join(candidate["reasons"])
+    return reasons if not candidate["ok"] else f"rank {candidate['rank']} is lower{f' ({reasons})' if reasons else ''}"
+
+
+def _refusals(candidates: list[dict[str, Any]], winner: str) -> Iterator[str]:
+    for candidate in candidates:
+        if candidate["name"] != winner:
+            yield f"           not {candidate['name']}: {_why(candidate)}"
