@@ -27,8 +27,8 @@ def test_the_stronger_source_wins_at_every_level():
     model = with_defaults(hardware, {"port": 2}, MODEL)
     steps = [
         (built_in, 8888, "built-in"),
-        (hardware, 1, "HARDWARE.toml of toy"),
-        (model, 2, "MODEL.toml of toy"),
+        (hardware, 1, "HARDWARE.toml of toy: port"),
+        (model, 2, "MODEL.toml of toy: port"),
         (read_settings({}, {}, file), 3, "atlas.toml: port"),
         (read_settings({}, environ, file), 4, "ATLAS_PORT"),
         (read_settings(flags, environ, file), 5, "--port"),
@@ -49,7 +49,7 @@ def test_late_defaults_are_checked_even_where_unused():
     said = read_settings({"port": "5"}, {})
     with pytest.raises(UsageError, match="HARDWARE.toml of toy: unknown key 'prot'; did you mean port"):
         with_defaults(said, {"prot": 1}, HARDWARE)
-    with pytest.raises(UsageError, match="HARDWARE.toml of toy must be a whole number from 0 to 65535"):
+    with pytest.raises(UsageError, match="HARDWARE.toml of toy: port must be a whole number from 0 to 65535"):
         with_defaults(said, {"port": 70000}, HARDWARE)
 
 

@@ -45,7 +45,8 @@ def with_defaults(settings: Settings, values: Mapping[str, object], source: Sour
         if name not in OPTIONS:
             mistakes.append(f"{source.origin}: unknown key {name!r}{_near(name, OPTIONS)}")
             continue
-        _take(OPTIONS[name], OPTIONS[name].kind.accept, value, source, chosen, mistakes)
+        origin = Source(source.level, f"{source.origin}: {name}")
+        _take(OPTIONS[name], OPTIONS[name].kind.accept, value, origin, chosen, mistakes)
     weaker = {name: pair for name, pair in chosen.items() if settings.source(name).level < source.level}
     return _settled(settings, weaker, mistakes)
 
@@ -74,7 +75,7 @@ def _environment(environ: Mapping[str, str], mistakes: list[str]) -> list[tuple[
 
 def _take(
     option: Option,
-    convert: Any,
+    convert: Callable[[Any], Any],
     value: object,
     source: Source,
     chosen: dict[str, tuple[Any, Source]],
