@@ -1,0 +1,210 @@
+"""GGUF metadata as a Hugging Face configuration."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from atlas_core.vocab.errors import CheckpointError
+from atlas_quant_gguf.metadata import GgufHeader
+
+ROPE_FACTORS = "rope_freqs.weight"
+_LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+_DTYPES = {"f16": "float16", "bf16": "bfloat16"}
+_CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+
+
+@dataclass(frozen=True, slots=True)
+class HubConfig:
+    """``values`` is in the shape of config.json; ``consumed_tensors`` are told by it and are no weights any more."""
+
+    values: Mapping[str, Any]
+    consumed_tensors: frozenset[str]
+
+
+def hub_config(header: GgufHeader, path: Path, read: Callable[[str], memoryview]) -> HubConfig:
+    """The configuration of the file's model.
+
+    Every key of the architecture is used or the file is refused. ``read`` gives a tensor's bytes. Raises CheckpointError
+    naming the key.
+    """
+    metadata = header.metadata
+    kind = metadata.get("general.type", "model")
+    if kind != "model":
+        raise CheckpointError(f"{path} is no model", f"its general.type is {kind!r}", "name the model's own file")
+    architecture = metadata.get("general.architecture")
+    if architecture not in _CLASSES:
+        raise CheckpointError(
+            f"{path} is of the architecture {architecture!r}, which cannot be read from GGUF",
+            f"known are {', '.join(_CLASSES)}",
+            "use the model's safetensors checkpoint",
+        )
+    keys = _Keys(architecture, metadata, path)
+    values = _common(keys, header)
+    values["model_type"] = architecture
+    values["architectures"] = [_CLASSES[architecture]]
+    values["rope_scaling"] = _rope_scaling(keys, header, values, read)
+    if architecture == "llama":
+        values["attention_bias"] = "blk.0.attn_q.bias" in header.tensors
+        values["mlp_bias"] = "blk.0.ffn_gate.bias" in header.tensors
+    elif architecture == "qwen3":
+        values["attention_bias"] = False
+    else:
+        values["use_sliding_window"] = False
+    keys.check_all_used()
+    return HubConfig(values, frozenset({ROPE_FACTORS} & header.tensors.keys()))
+
+
+def generation_defaults(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """generation_config.json's token ids: a turn ends at eos and, where it is another token, at eot."""
+    ids = {
+        f"{role}_token_id": metadata[key]
+        for role, key in (("bos", "bos"), ("eos", "eos"), ("pad", "padding"))
+        if (key := f"tokenizer.ggml.{key}_token_id") in metadata
+    }
+    turn_end = metadata.get("tokenizer.ggml.eot_token_id")
+    if turn_end is not None and turn_end != ids.get("eos_token_id"):
+        ids["eos_token_id"] = [*([ids["eos_token_id"]] if "eos_token_id" in ids else []), turn_end]
+    return ids
+
+
+class _Keys:
+    """The keys ``<architecture>.*``, each asked for by name and type."""
+
+    def __init__(self, architecture: str, metadata: Mapping[str, Any], path: Path) -> None:
+        self._prefix = f"{architecture}."
+        self._metadata = metadata
+        self._path = path
+        self._used: set[str] = set()
+
+    def integer(self, name: str, default: int | None = None) -> int:
+        value = self._take(name, default)
+        if isinstance(value, list) and value and len(set(map(repr, value))) == 1:
+            value = value[0]  # one count a layer, all the same
+        if type(value) is not int or value <= 0:
+            raise self.bad(name, value, "a positive whole number, the same for every layer")
+        return value
+
+    def real(self, name: str, default: float | None = None) -> float:
+        value = self._take(name, default)
+        if type(value) not in (float, int) or not np.isfinite(value) or value <= 0:
+            raise self.bad(name, value, "a positive number")
+        # Files hold float32: the shortest decimal that gives it back is the number its author wrote.
+        return float(str(np.float32(value)))
+
+    def text(self, name: str, default: str) -> str:
+        value = self._take(name, default)
+        if not isinstance(value, str):
+            raise self.bad(name, value, "a string")
+        return value
+
+    def has(self, name: str) -> bool:
+        return self._prefix + name in self._metadata
+
+    def bad(self, name: str, value: Any, expected: str) -> CheckpointError:
+        return CheckpointError(
+            f"{self._path}: the key {self._prefix}{name} is {value!r}", f"{expected} is expected", "use another file"
+        )
+
+    def check_all_used(self) -> None:
+        unused = [
+            key for key in self._metadata if key.startswith(self._prefix) and key.removeprefix(self._prefix) not in self._used
+        ]
+        # Counts of parts that the model could have and has none of.
+        unused = [key for key in unused if self._metadata[key] not in (0, False, [])]
+        if unused:
+            raise CheckpointError(
+                f"{self._path}: the key {unused[0]} = {str(self._metadata[unused[0]])[:60]} is not understood",
+                "it may change what the model computes",
+                "use the model's safetensors checkpoint, or a newer atlas-quant-gguf",
+            )
+
+    def _take(self, name: str, default: Any) -> Any:
+        self._used.add(name)
+        value = self._metadata.get(self._prefix + name, default)
+        if value is None:
+            raise CheckpointError(
+                f"{self._path} lacks the key {self._prefix}{name}", "the model cannot be built without it", "use another file"
+            )
+        return value
+
+
+def _common(keys: _Keys, header: GgufHeader) -> dict[str, Any]:
+    hidden = keys.integer("embedding_length")
+    heads = keys.integer("attention.head_count")
+    head_dim = keys.integer("attention.key_length", hidden // heads)
+    for same in ("attention.value_length", "rope.dimension_count"):
+        if keys.integer(same, head_dim) != head_dim:
+            raise keys.bad(same, keys.integer(same), f"the head size {head_dim}")
+    tokens = header.metadata.get("tokenizer.ggml.tokens")
+    tokens_known = len(tokens) if isinstance(tokens, list) and tokens else None
+    stored = {tensor.layout.name for tensor in header.tensors.values() if len(tensor.shape) > 1}
+    only = stored.pop() if len(stored) == 1 else ""
+    return {
+        "hidden_size": hidden,
+        "intermediate_size": keys.integer("feed_forward_length"),
+        "num_hidden_layers": keys.integer("block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": keys.integer("attention.head_count_kv", heads),
+        "head_dim": head_dim,
+        "hidden_act": "silu",
+        "max_position_embeddings": keys.integer("context_length"),
+        "rms_norm_eps": keys.real("attention.layer_norm_rms_epsilon"),
+        "rope_theta": keys.real("rope.freq_base", 10000.0),
+        "tie_word_embeddings": "output.weight" not in header.tensors,
+        "vocab_size": keys.integer("vocab_size", tokens_known),
+        "torch_dtype": _DTYPES.get(only, "float32"),  # blocks are defined by the float32 values that they decode to
+        **{key: value for key, value in generation_defaults(header.metadata).items() if not isinstance(value, list)},
+    }
+
+
+def _rope_scaling(
+    keys: _Keys, header: GgufHeader, values: Mapping[str, Any], read: Callable[[str], memoryview]
+) -> dict[str, Any] | None:
+    kind = keys.text("rope.scaling.type", "none")
+    if keys.has("rope.scale_linear") and kind == "none":  # the older spelling
+        factor = keys.real("rope.scale_linear")
+        return {"rope_type": "linear", "factor": factor} if factor != 1.0 else None
+    if ROPE_FACTORS in header.tensors:
+        if kind != "none":
+            raise keys.bad("rope.scaling.type", kind, f"none beside {ROPE_FACTORS}")
+        if header.tensors[ROPE_FACTORS].layout.name != "f32":
+            raise keys.bad(ROPE_FACTORS, header.tensors[ROPE_FACTORS].layout.name, "f32")
+        return _llama3(np.frombuffer(read(ROPE_FACTORS), "<f4"), values, keys)
+    if kind == "none":
+        return None
+    if kind == "linear":
+        return {"rope_type": "linear", "factor": keys.real("rope.scaling.factor")}
+    if kind == "yarn":
+        return {
+            "rope_type": "yarn",
+            "factor": keys.real("rope.scaling.factor"),
+            "original_max_position_embeddings": keys.integer("rope.scaling.original_context_length"),
+        }
+    raise keys.bad("rope.scaling.type", kind, "none, linear or yarn")
+
+
+def _llama3(factors: np.ndarray, values: Mapping[str, Any], keys: _Keys) -> dict[str, Any]:
+    """Llama 3's scaling, which the file holds only as the divisors that follow from it, one for each pair of a head."""
+    if factors.shape != (values["head_dim"] // 2,) or not np.isfinite(factors).all():
+        raise keys.bad(ROPE_FACTORS, list(factors.shape), f"{values['head_dim'] // 2} finite numbers")
+    factor = float(factors.max())
+    scaling = {"rope_type": "llama3", "factor": factor, **_LLAMA3}
+    if not np.allclose(llama3_divisors(scaling, values["rope_theta"], values["head_dim"]), factors, rtol=1e-4):
+        raise keys.bad(ROPE_FACTORS, "another scaling", f"what follows from {scaling}")
+    return scaling
+
+
+def llama3_divisors(scaling: Mapping[str, Any], theta: float, head_dim: int) -> np.ndarray:
+    """By what each rotation frequency is divided, float64 of (head_dim / 2,).
+
+    Wavelengths below original / high are kept, those above original / low are divided by ``factor``, and between the two
+    the reciprocal goes linearly in original / wavelength (the Llama 3.1 release's scaling of frequencies).
+    """
+    wavelength = 2 * np.pi * theta ** (np.arange(0, head_dim, 2) / head_dim)
+    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+    smooth = np.clip((scaling["original_max_position_embeddings"] / wavelength - low) / (high - low), 0.0, 1.0)
+    divisors: np.ndarray = 1.0 / ((1.0 - smooth) / scaling["factor"] + smooth)
+    return divisors

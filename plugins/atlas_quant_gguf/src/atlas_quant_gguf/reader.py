@@ -1,0 +1,143 @@
+"""The container ``gguf``: one file with configuration, tokenizer and tensors."""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from atlas_core.contracts.checkpoint import TokenizerSource
+from atlas_core.vocab.errors import CheckpointError
+from atlas_core.vocab.layout import StorageLayout
+from atlas_core.vocab.model import TensorInfo
+from atlas_core.vocab.verdict import Verdict
+from atlas_quant_gguf.config import generation_defaults, hub_config
+from atlas_quant_gguf.metadata import MAGIC, read_header
+from atlas_quant_gguf.tokenizer import tokenizer_source
+from atlas_quant_gguf.ggml import BY_NAME
+
+
+class GgufReader:
+    """Opens a GGUF file, or a directory that holds exactly one and no config.json."""
+
+    name = "gguf"
+
+    def detect(self, path: Path) -> Verdict:
+        """Yes by the first four bytes."""
+        try:
+            file = _only_file(path)
+            with file.open("rb") as opened:
+                magic = opened.read(len(MAGIC))
+        except CheckpointError as error:
+            return Verdict.no(error.why)
+        except OSError as error:
+            return Verdict.no(error.strerror or str(error))
+        if magic != MAGIC:
+            return Verdict.no(f"it begins with {magic!r}, not with {MAGIC!r}")
+        return Verdict.yes(0, "a GGUF file")
+
+    def open(self, path: Path) -> "GgufCheckpoint":
+        """Read and check the header. Raises CheckpointError."""
+        return GgufCheckpoint(_only_file(path))
+
+
+class GgufCheckpoint:
+    """An opened GGUF file; see contracts.checkpoint.Checkpoint.
+
+    ``quantization`` is empty: what the tensors are stored as is said by their layouts alone.
+    """
+
+    naming = "gguf"
+
+    def __init__(self, path: Path) -> None:
+        """Raises CheckpointError when the file is not GGUF, is cut, or is of an architecture that is not known."""
+        self.path = path
+        try:
+            self._file = path.open("rb")
+        except OSError as error:
+            raise _unreadable(path, error) from error
+        try:
+            self._size = os.fstat(self._file.fileno()).st_size
+            self._header = read_header(self._file, self._size, path)
+            config = hub_config(self._header, path, self._values)
+        except BaseException:
+            self._file.close()
+            raise
+        self.config: Mapping[str, Any] = config.values
+        self.generation_config: Mapping[str, Any] = generation_defaults(self._header.metadata)
+        self.quantization: Mapping[str, Any] = {}
+        self.tensors: Mapping[str, TensorInfo] = {
+            tensor.name: TensorInfo(tensor.name, tensor.shape, tensor.layout.name, tensor.nbytes)
+            for tensor in self._header.tensors.values()
+            if tensor.name not in config.consumed_tensors
+        }
+
+    def layout(self, name: str) -> StorageLayout:
+        """The storage layout called ``name``. Raises CheckpointError for one that ggml does not have."""
+        try:
+            return BY_NAME[name]
+        except KeyError:
+            raise CheckpointError(f"GGUF has no layout {name!r}", f"it has {', '.join(sorted(BY_NAME))}") from None
+
+    def read(self, name: str, rows: Sequence[tuple[int, int]] | None = None) -> memoryview:
+        """See contracts.checkpoint.Checkpoint.read."""
+        if name not in self.tensors:
+            raise CheckpointError(f"{self.path} has no tensor {name!r}", "", "name a tensor of this file")
+        tensor = self._header.tensors[name]
+        if rows is None:
+            return self._read([(tensor.start, tensor.start + tensor.nbytes)])
+        # A one-dimensional tensor has a row for each value, unless several share a block.
+        count = tensor.shape[0] if len(tensor.shape) > 1 or tensor.layout.block == 1 else 1
+        if any(not 0 <= start <= end <= count for start, end in rows):
+            raise CheckpointError(f"{name} of {self.path} has {count} rows", f"rows {list(rows)} were asked for")
+        width = tensor.nbytes // count
+        return self._read([(tensor.start + start * width, tensor.start + end * width) for start, end in rows])
+
+    def tokenizer(self) -> TokenizerSource:
+        """See contracts.checkpoint.Checkpoint.tokenizer."""
+        return tokenizer_source(self._header.metadata, self.path)
+
+    def close(self) -> None:
+        """Close the file; safe to call twice."""
+        self._file.close()
+
+    def _values(self, name: str) -> memoryview:
+        tensor = self._header.tensors[name]
+        return self._read([(tensor.start, tensor.start + tensor.nbytes)])
+
+    def _read(self, ranges: Sequence[tuple[int, int]]) -> memoryview:
+        view = memoryview(bytearray(sum(end - start for start, end in ranges)))
+        filled = 0
+        for first, end in ranges:
+            start = first
+            while start < end:
+                try:
+                    got = os.preadv(self._file.fileno(), [view[filled : filled + end - start]], start)
+                except (OSError, ValueError) as error:
+                    raise _unreadable(self.path, error) from error
+                if got == 0:
+                    raise CheckpointError(
+                        f"{self.path} ended at byte {start} while bytes up to {end} were read",
+                        f"it had {self._size} bytes when it was opened: something has changed it",
+                        "let the download finish, then start again",
+                    )
+                start += got
+                filled += got
+        return view
+
+
+def _only_file(path: Path) -> Path:
+    if not path.is_dir():
+        return path
+    files = sorted(path.glob("*.gguf"))
+    if (path / "config.json").is_file():
+        why = "it is a directory with a config.json"
+    elif len(files) == 1:
+        return files[0]
+    else:
+        why = f"it is a directory with {len(files)} *.gguf files"
+    raise CheckpointError(f"{path} is not a GGUF checkpoint", why, "name the .gguf file itself")
+
+
+def _unreadable(path: Path, error: Exception) -> CheckpointError:
+    reason = getattr(error, "strerror", None) or str(error)
+    return CheckpointError(f"{path} cannot be read", reason, "check that it exists and who may read it")

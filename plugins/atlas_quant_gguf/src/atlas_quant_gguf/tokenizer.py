@@ -1,0 +1,213 @@
+"""The tokenizer of a GGUF file as the text of a tokenizer.json."""
+
+import json
+from collections.abc import Mapping, Sequence
+from enum import IntEnum
+from pathlib import Path
+from typing import Any
+
+from atlas_core.contracts.checkpoint import TokenizerSource
+from atlas_core.vocab.errors import CheckpointError
+
+_CURE = "use the model's safetensors checkpoint, whose tokenizer.json needs no rebuilding"
+_ROLES = {
+    "bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding", "sep_token": "seperator",
+    "mask_token": "mask", "eot_token": "eot",
+}  # fmt: skip
+# "seperator" is how the format spells it.
+
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{digits}"
+    r"| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+class _Kind(IntEnum):
+    """What tokenizer.ggml.token_type says of a token."""
+
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    UNUSED = 5
+    BYTE = 6
+
+
+def tokenizer_source(metadata: Mapping[str, Any], path: Path) -> TokenizerSource:
+    """The tokenizer with its templates and special tokens. Raises CheckpointError for a kind that is not known."""
+    model = metadata.get("tokenizer.ggml.model")
+    tokens = _strings(metadata, "tokenizer.ggml.tokens", path)
+    kinds = metadata.get("tokenizer.ggml.token_type") or [_Kind.NORMAL] * len(tokens)
+    if len(kinds) != len(tokens):
+        raise _refuse(path, f"it has {len(tokens)} tokens and {len(kinds)} token types")
+    if len(set(tokens)) != len(tokens):
+        raise _refuse(path, "it has the same token twice")
+    if model == "gpt2":
+        parts, add_bos = _byte_level(metadata, tokens, path)
+    elif model == "llama":
+        parts, add_bos = _sentencepiece(metadata, tokens, kinds, path), True
+    else:
+        raise _refuse(path, f"its tokenizer.ggml.model is {model!r}; gpt2 and llama are known")
+    if metadata.get("tokenizer.ggml.add_eos_token") is True:
+        raise _refuse(path, "it ends every text with eos (tokenizer.ggml.add_eos_token), as no chat model does")
+    added = [
+        {
+            "id": index, "content": token, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
+            "special": kinds[index] != _Kind.USER_DEFINED,
+        }
+        for index, token in enumerate(tokens)
+        if kinds[index] in (_Kind.CONTROL, _Kind.USER_DEFINED, _Kind.UNKNOWN)
+    ]  # fmt: skip
+    document = {
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": added, "post_processor": None, **parts,
+    }  # fmt: skip
+    return TokenizerSource(
+        json=json.dumps(document, ensure_ascii=False),
+        chat_templates=_templates(metadata, path),
+        special=_special(metadata, tokens, path),
+        add_bos=bool(metadata.get("tokenizer.ggml.add_bos_token", add_bos)),
+    )
+
+
+def _byte_level(metadata: Mapping[str, Any], tokens: Sequence[str], path: Path) -> tuple[dict[str, Any], bool]:
+    """Parts of a byte-level BPE tokenizer.json, and whether bos is added unless the file says otherwise."""
+    name = metadata.get("tokenizer.ggml.pre", "default")
+    rule = _PRE_TOKENIZERS.get(name) if isinstance(name, str) else None
+    if rule is None:
+        raise _refuse(
+            path, f"its pre-tokenizer (tokenizer.ggml.pre) is {name!r}; known are {', '.join(sorted(_PRE_TOKENIZERS))}"
+        )
+    splits, normalizer, ignore_merges, add_bos = rule
+    merges = []
+    for merge in _strings(metadata, "tokenizer.ggml.merges", path):
+        left, blank, right = merge.partition(" ")
+        if not (left and blank and right) or " " in right:
+            raise _refuse(path, f"the merge {merge!r} is not two tokens")
+        merges.append([left, right])
+    prefix = metadata.get("tokenizer.ggml.add_space_prefix") is True
+    last = {"type": "ByteLevel", "add_prefix_space": prefix, "trim_offsets": True, "use_regex": False}
+    return {
+        "normalizer": normalizer,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*splits, last]},
+        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+        "model": _bpe(tokens, merges, ignore_merges=ignore_merges),
+    }, add_bos
+
+
+def _sentencepiece(
+    metadata: Mapping[str, Any], tokens: Sequence[str], kinds: Sequence[int], path: Path
+) -> dict[str, Any]:
+    """Parts of a tokenizer.json that merges as SentencePiece's BPE does: always the pair that makes the best-scored piece."""
+    scores = metadata.get("tokenizer.ggml.scores")
+    if not isinstance(scores, list) or len(scores) != len(tokens):
+        raise _refuse(path, "it has no score for each token (tokenizer.ggml.scores)")
+    if metadata.get("tokenizer.ggml.remove_extra_whitespaces") is True:
+        raise _refuse(path, "it removes blanks (tokenizer.ggml.remove_extra_whitespaces), which cannot be undone in answers")
+    unknown = next((token for token, kind in zip(tokens, kinds, strict=True) if kind == _Kind.UNKNOWN), None)
+    prefix = metadata.get("tokenizer.ggml.add_space_prefix", True) is True
+    replace = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
+    strip = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
+    return {
+        "normalizer": {
+            "type": "Sequence",
+            "normalizers": [*([{"type": "Prepend", "prepend": "▁"}] if prefix else []), replace],
+        },
+        "pre_tokenizer": None,
+        "decoder": {
+            "type": "Sequence",
+            "decoders": [
+                {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+                {"type": "ByteFallback"},
+                {"type": "Fuse"},
+                *([strip] if prefix else []),
+            ],
+        },
+        "model": _bpe(
+            tokens, _merges(tokens, kinds, scores), ignore_merges=False, unk_token=unknown, fuse_unk=True, byte_fallback=True
+        ),
+    }
+
+
+def _merges(tokens: Sequence[str], kinds: Sequence[int], scores: Sequence[float]) -> list[list[str]]:
+    """Every pair of pieces whose concatenation is a piece, best score first."""
+    made = {
+        token: index
+        for index, (token, kind) in enumerate(zip(tokens, kinds, strict=True))
+        if kind in (_Kind.NORMAL, _Kind.USER_DEFINED, _Kind.UNUSED)
+    }
+    ranked: list[tuple[float, int, int, str, str]] = []
+    for token, index in made.items():
+        for cut in range(1, len(token)):
+            left, right = token[:cut], token[cut:]
+            if left in made and right in made:
+                ranked.append((-scores[index], index, cut, left, right))
+    ranked.sort()
+    return [[left, right] for *_, left, right in ranked]
+
+
+def _bpe(tokens: Sequence[str], merges: list[list[str]], **options: Any) -> dict[str, Any]:
+    return {
+        "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None, "end_of_word_suffix": None,
+        "fuse_unk": False, "byte_fallback": False, **options,
+        "vocab": {token: index for index, token in enumerate(tokens)}, "merges": merges,
+    }  # fmt: skip
+
+
+def _special(metadata: Mapping[str, Any], tokens: Sequence[str], path: Path) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for role, key in _ROLES.items():
+        index = metadata.get(f"tokenizer.ggml.{key}_token_id")
+        if index is None:
+            continue
+        if type(index) is not int or not 0 <= index < len(tokens):
+            raise _refuse(path, f"tokenizer.ggml.{key}_token_id is {index!r}, and there are {len(tokens)} tokens")
+        found[role] = tokens[index]
+    return found
+
+
+def _templates(metadata: Mapping[str, Any], path: Path) -> dict[str, str]:
+    stem = "tokenizer.chat_template"
+    templates: dict[str, str] = {}
+    for key, value in metadata.items():
+        if key == stem or key.startswith(stem + "."):
+            if not isinstance(value, str):
+                raise _refuse(path, f"{key} is not a string")
+            templates[key.removeprefix(stem).removeprefix(".") or "default"] = value
+    return templates
+
+
+def _strings(metadata: Mapping[str, Any], key: str, path: Path) -> list[str]:
+    value = metadata.get(key)
+    if not isinstance(value, list) or not value or not all(isinstance(item, str) for item in value):
+        raise _refuse(path, f"it has no {key}")
+    return value
+
+
+def _refuse(path: Path, why: str) -> CheckpointError:
+    return CheckpointError(f"the tokenizer of {path} cannot be rebuilt", why, _CURE)
+
+
+def _split(pattern: str) -> dict[str, Any]:
+    return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+
+
+def _rules() -> dict[str, tuple[list[dict[str, Any]], dict[str, str] | None, bool, bool]]:
+    """tokenizer.ggml.pre → splits, normalizer, ignore_merges, and whether bos is added by default."""
+    gpt2 = ([_split(_GPT2)], None, False, False)
+    digits = ([{"type": "Digits", "individual_digits": True}, _split(_GPT2)], None, False, False)
+    llama3 = ([_split(_WORDS.format(digits="{1,3}"))], None, True, True)
+    qwen2 = ([_split(_WORDS.format(digits=""))], {"type": "NFC"}, False, False)
+    unnamed = (
+        [_split(r"[\p{P}\$\+<=>\^~\|]+"), _split(_GPT2.removesuffix(r"|\s+")), _split(r"\p{N}+"), _split(r"[0-9][0-9][0-9]")],
+        None,
+        False,
+        False,
+    )
+    return {
+        "default": unnamed, "gpt-2": gpt2, "smollm": digits, "llama-bpe": llama3, "llama3": llama3, "llama-v3": llama3,
+        "qwen2": qwen2, "deepseek-r1-qwen": qwen2,
+    }  # fmt: skip
+
+
+_PRE_TOKENIZERS = _rules()
