@@ -43,7 +43,8 @@ class ComputeTarget(Protocol):
     def prototype(self, entry: str, params: Sequence[tuple[str, str]]) -> str:
         """The declaration, in the source language, that every file offering ``entry`` must agree with.
 
-        ``params`` are (kind, name) pairs, kinds as in vocab.kernel. The build force-includes it: the compiler proves signatures.
+        ``params`` are (type, name) pairs, types as ``vocab.kernel.Param.type`` spells them (``i32``, ``ptr<const float>``).
+        The build force-includes it: the compiler proves signatures.
         """
         ...
 

@@ -8,10 +8,22 @@ ParamKind = Literal["ptr", "i32", "u32", "i64", "f32"]
 
 @dataclass(frozen=True, slots=True)
 class Param:
-    """One declared parameter of a kernel entry: ``ptr x``, ``i32 hidden``, ``f32 eps``."""
+    """One declared parameter of a kernel entry: ``ptr<const float> x``, ``i32 hidden``, ``f32 eps``.
+
+    ``element`` is what a ptr points to, in the language of the kernels; empty for an untyped ptr and for scalars.
+    """
 
     kind: ParamKind
     name: str
+    element: str = ""
+
+    @property
+    def type(self) -> str:
+        """The type as declared: ``ptr<const float>``, ``i32``."""
+        return f"{self.kind}<{self.element}>" if self.element else self.kind
+
+    def __str__(self) -> str:
+        return f"{self.type} {self.name}"
 
 
 @dataclass(frozen=True, slots=True)

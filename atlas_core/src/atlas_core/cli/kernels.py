@@ -1,0 +1,174 @@
+"""``atlas kernels``: what the tree holds, what is wrong with it, and making and proving its binaries."""
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import click
+
+from atlas_core.cli.environment import discover_plugins
+from atlas_core.contracts.compute_target import ComputeTarget
+from atlas_core.contracts.declarations import KernelRoot
+from atlas_core.kernels.build import Builder, Built, Selection, jobs
+from atlas_core.kernels.library import KernelLibrary, compiled_archs
+from atlas_core.kernels.lint import lint as find_faults
+from atlas_core.kernels.scan import Places, scan
+from atlas_core.kernels.tree import COMMON, KernelTree, Unit
+from atlas_core.plugins import Registry, load
+from atlas_core.vocab.errors import KernelError
+from atlas_core.vocab.target import Target
+
+_Command = Callable[..., Any]
+
+
+def roots(registry: Registry) -> tuple[KernelRoot, ...]:
+    """Every kernel root that an installed plugin declares."""
+    declared = [*registry.hardware.values(), *registry.models.values()]
+    return tuple(dict.fromkeys(root for declaration in declared for root in declaration.kernel_roots))
+
+
+def toolchains(registry: Registry) -> dict[str, ComputeTarget]:
+    """Every installed toolchain, by vendor."""
+    targets = registry.compute_targets
+    return {vendor: load(decl.target, targets.owner(vendor).dist)() for vendor, decl in targets.items()}
+
+
+@click.group("kernels")
+def group() -> None:
+    """List, build and test kernels."""
+
+
+def _selection(command: _Command) -> _Command:
+    for option in reversed((
+        click.option("--hw", "hardware", envvar="ATLAS_TARGET_HW", default="*", show_default=True, help="Hardware; * and ? match."),
+        click.option("--model", envvar="ATLAS_TARGET_MODEL", default="*", show_default=True, help="Model folder of leaves."),
+        click.option("--quant", envvar="ATLAS_TARGET_QUANT", default="*", show_default=True, help="Quantisation folder of leaves."),
+    )):  # fmt: skip
+        command = option(command)
+    return command
+
+
+@group.command("list")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def list_kernels(as_json: bool) -> None:
+    """List every module of every target: its entries, whose source it is, and for which architectures it is built."""
+    tree, places = scan(roots(discover_plugins()))
+    rows = [row for hardware in sorted(tree.hardware) for row in _rows(tree, places, hardware)]
+    if as_json:
+        click.echo(json.dumps(rows, indent=1))
+        return
+    for row in rows:
+        click.echo(f"{row['hardware']}/{row['layer']}  {row['module']}  {', '.join(row['entries'])}")
+        click.echo(f"    from {row['origin']}; {row['state']}")
+    for folder in tree.dormant:
+        click.echo(f"{folder.id}: dormant, no installed plugin brings the hardware {folder.hardware!r}")
+    if not rows and not tree.dormant:
+        click.echo("No installed plugin brings kernels.")
+
+
+def _rows(tree: KernelTree, places: Places, hardware: str) -> list[dict[str, Any]]:
+    if tree.hardware[hardware].manifest.abstract:
+        return [_row(unit, "inherited by others") for unit in tree.units(hardware)]
+    archs = compiled_archs(tree, places, hardware)
+    rows = []
+    for layer in (COMMON, *(f"{model}/{quant}" for machine, model, quant in sorted(tree.leaves) if machine == hardware)):
+        model, _, quant = layer.partition("/") if layer != COMMON else ("*", "", "*")
+        stale = {arch: KernelLibrary(tree, places, Target(hardware, arch, model, quant)).stale() for arch in archs}
+        for unit in tree.units(hardware, layer):
+            states = [f"{arch}: {'stale or missing' if unit.module in stale[arch] else 'built'}" for arch in archs]
+            rows.append(_row(unit, ", ".join(states) or "not built"))
+    return rows
+
+
+def _row(unit: Unit, state: str) -> dict[str, Any]:
+    return {
+        "hardware": unit.hardware, "layer": unit.layer, "module": unit.module, "source": unit.source, "origin": unit.origin,
+        "defines": dict(unit.defines), "state": state,
+        "entries": {entry.name: [str(param) for param in entry.params] for entry in unit.entries},
+    }  # fmt: skip
+
+
+@group.command("lint")
+def lint() -> None:
+    """Check the whole tree: ownership, declarations, shadows, includes, copies. Needs no compiler."""
+    tree, _ = scan(roots(discover_plugins()))
+    findings = find_faults(tree)
+    for finding in findings:
+        click.echo(str(finding))
+    if findings:
+        raise KernelError(f"{len(findings)} findings in the kernel tree", cure="Correct what is listed above.")
+    click.echo(f"{len(tree.hardware)} hardware, {len(tree.leaves)} leaves, {len(tree.dormant)} dormant: nothing is wrong")
+
+
+@group.command("build")
+@_selection
+@click.option("--arch", "archs", multiple=True, help="Architecture, repeatable; all that the hardware declares if not given.")
+@click.option("--jobs", "workers", type=click.IntRange(min=1), default=None, help="Compilers at once; one a processor if not given.")
+@click.option("--skip-build", envvar="ATLAS_SKIP_BUILD", is_flag=True, help="Do nothing, and say so.")
+@click.option("-v", "--verbose", is_flag=True, help="Name what was up to date as well.")
+def build(
+    hardware: str, model: str, quant: str, archs: Sequence[str], workers: int | None, skip_build: bool, verbose: bool
+) -> None:
+    """Compile what is stale. A second run compiles nothing; no GPU is needed."""
+    if skip_build:
+        click.echo("kernels: not built, as ATLAS_SKIP_BUILD or --skip-build says")
+        return
+    registry = discover_plugins()
+    tree, places = scan(roots(registry))
+    targets = toolchains(registry)
+    counts = {"built": 0, "kept": 0}
+
+    def tell(built: Built) -> None:
+        counts[built.state] += 1
+        if verbose or built.state == "built":
+            job = built.job
+            click.echo(f"{built.state} {job.hardware}/{job.layer} {job.arch} {built.module}{_resources(built)}")
+        if built.log:
+            click.echo(built.log, err=True)
+
+    builder = Builder(tree, places, targets, workers or os.cpu_count() or 1, tell)
+    for job in jobs(tree, targets, Selection(hardware, model, quant, tuple(archs))):
+        builder.build(job)
+    click.echo(f"kernels: {counts['built']} built, {counts['kept']} up to date")
+
+
+def _resources(built: Built) -> str:
+    known = [
+        f"{name} {entry.registers} registers, {entry.spills or 0} B spilled, {entry.shared or 0} B shared"
+        for name, entry in sorted(built.record.entries.items()) if entry.registers is not None
+    ]  # fmt: skip
+    return f": {'; '.join(known)}" if known else ""
+
+
+@group.command("test")
+@_selection
+@click.option("--op", "ops", multiple=True, help="Only this op, repeatable.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def test(hardware: str, model: str, quant: str, ops: Sequence[str], as_json: bool) -> int:
+    """Hold every kernel against its op's reference, on the device. Exits 1 when one differs."""
+    from atlas_core.conformance.run import run_tests
+
+    return run_tests(discover_plugins(), Selection(hardware, model, quant), tuple(ops), as_json=as_json, write=click.echo)
+
+
+@group.command("bench")
+@_selection
+@click.option("--op", "ops", multiple=True, help="Only this op, repeatable.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def bench(hardware: str, model: str, quant: str, ops: Sequence[str], as_json: bool) -> int:
+    """Time every kernel on the device, beside the time that its bytes and flops need at least."""
+    from atlas_core.conformance.run import run_bench
+
+    return run_bench(discover_plugins(), Selection(hardware, model, quant), tuple(ops), as_json=as_json, write=click.echo)
+
+
+@group.command("support")
+@_selection
+@click.option("--op", "ops", multiple=True, help="Only this op, repeatable.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def support(hardware: str, model: str, quant: str, ops: Sequence[str], as_json: bool) -> int:
+    """Show which implementation takes which op, and why others refuse. Needs no device."""
+    from atlas_core.conformance.run import run_support
+
+    return run_support(discover_plugins(), Selection(hardware, model, quant), tuple(ops), as_json=as_json, write=click.echo)

@@ -1,0 +1,162 @@
+"""ComputeTarget ``cpu``: C++ kernels as shared objects, by g++, clang++ or the compiler inside the ``ziglang`` wheel.
+
+A kernel is an ordinary typed function ``void entry(<parameters>, int task, int ntasks)``. The generated header declares it and
+defines beside it the one symbol that the runtime calls, ``atlas_entry_<entry>(const uint64_t* slots, int task, int ntasks)``:
+each argument is one 8-byte slot, integers as int64, a float in the low four bytes, a pointer as its address.
+
+Kernels are written in C++17 with C headers only: a binary needs libc, libm and nothing of any C++ library, so that every
+compiler will do. No value is contracted or reassociated by the compiler: a fused multiply-add is where the source says
+``__builtin_fmaf`` (or an intrinsic), so the bits depend on the source alone.
+"""
+
+import hashlib
+import importlib.util
+import os
+import platform
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from atlas_core.contracts.compute_target import Compiler, CompileReport
+from atlas_core.kernels.command import run_compiler
+from atlas_core.kernels.prototypes import c_parameters, c_type
+from atlas_core.vocab.errors import KernelError
+
+_FLAGS = (
+    "-std=c++17", "-O3", "-g0", "-fPIC", "-shared", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno",
+    "-fno-exceptions", "-fno-rtti", "-fno-threadsafe-statics", "-nostdinc++", "-Wall", "-Wextra", "-Wno-unused-parameter",
+    # A kernel that does not define what the header declares must not link.
+    "-Wl,-z,defs",
+)  # fmt: skip
+_LIBRARIES = {"gcc": ("-nodefaultlibs", "-lm", "-lpthread", "-lc", "-lgcc"), "clang": ("-nostdlib++", "-lm", "-lpthread")}
+_MACHINES = {"x86-64-v3": "x86_64", "x86-64-v4": "x86_64", "aarch64": "aarch64"}
+_OWN_NAMES = frozenset({"slots", "task", "ntasks"})
+_NATIVE = "native"
+# The oldest glibc that a distributed binary asks for; where zig compiles, it is chosen freely.
+_GLIBC = "2.28"
+
+
+def _machine() -> str:
+    machine = platform.machine().lower()
+    return {"amd64": "x86_64", "arm64": "aarch64"}.get(machine, machine)
+
+
+def _processor() -> str:
+    """What decides the code that ``-march=native`` makes: the model and its instruction sets."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf-8", "replace").splitlines()
+    except OSError as error:
+        cure = f"Name an architecture: {', '.join(_MACHINES)}."
+        raise KernelError("This system does not tell what its processor can do", str(error), cure) from error
+    wanted = ("model name", "flags", "features", "cpu part", "cpu implementer")
+    return "\n".join(sorted({line for line in lines if line.partition(":")[0].strip().lower() in wanted}))
+
+
+class CpuComputeTarget:
+    """Compiles for ``native``, ``x86-64-v3``, ``x86-64-v4`` and ``aarch64``."""
+
+    vendor = "cpu"
+    source_extension = ".cpp"
+    output_extension = ".so"
+    output_is_text = False
+
+    def find_compiler(self) -> Compiler:
+        """$CXX, else g++, clang++, else the ``ziglang`` wheel of this Python.
+
+        Raises KernelError when there is none, or when $CXX names something that cannot be started.
+        """
+        wanted = os.environ.get("CXX")
+        if wanted:
+            return self._describe(tuple(shlex.split(wanted)))
+        for name in ("g++", "clang++"):
+            found = shutil.which(name)
+            if found:
+                return self._describe((found,))
+        if importlib.util.find_spec("ziglang") is not None:
+            return self._describe((sys.executable, "-m", "ziglang", "c++"))
+        raise KernelError(
+            "No C++ compiler was found",
+            "Searched: the variable CXX, g++ and clang++ on PATH, the Python package ziglang.",
+            f"Run: {sys.executable} -m pip install ziglang",
+        )
+
+    def _describe(self, command: tuple[str, ...]) -> Compiler:
+        line = run_compiler([*command, "--version"], "Asking the C++ compiler for its version").partition("\n")[0].strip()
+        if "ziglang" in command or Path(command[0]).name == "zig":
+            zig = command[: command.index("c++")] if "c++" in command else command
+            line = f"zig {run_compiler([*zig, 'version'], 'Asking zig for its version').strip()}, {line}"
+        return Compiler(command, f"{line}; {' '.join(_FLAGS)}")
+
+    def resolve_arch(self, arch: str) -> str:
+        """``native`` becomes ``native-<8 hex digits of the processor>``; other known names stand. Raises KernelError."""
+        if arch == _NATIVE:
+            facts = "\n".join((_machine(), _processor()))
+            return f"{_NATIVE}-{hashlib.sha256(facts.encode()).hexdigest()[:8]}"
+        if arch in _MACHINES or re.fullmatch(r"native-[0-9a-f]{8}", arch):
+            return arch
+        raise KernelError(f"Unknown CPU architecture {arch!r}", cure=f"Use {_NATIVE}, {', '.join(_MACHINES)}.")
+
+    def prototype(self, entry: str, params: Sequence[tuple[str, str]]) -> str:
+        """The typed declaration, and the definition of ``atlas_entry_<entry>``, which unpacks slots and calls it.
+
+        Raises KernelError when a parameter takes a name that the trampoline needs.
+        """
+        taken = [name for _, name in params if name in _OWN_NAMES]
+        if taken:
+            raise KernelError(f"Entry {entry} has a parameter named {taken[0]!r}, which every CPU kernel has", cure="Rename it.")
+        listed = c_parameters(params)
+        unpacked = [_unpack(declared, index) for index, (declared, _) in enumerate(params)]
+        return "\n".join((
+            "#include <stdint.h>",
+            "#include <string.h>",
+            f"void {entry}({listed}{', ' if listed else ''}int task, int ntasks);",
+            f'extern "C" __attribute__((visibility("default"))) void atlas_entry_{entry}(',
+            "    [[maybe_unused]] const uint64_t* slots, int task, int ntasks) {",
+            f"    {entry}({', '.join([*unpacked, 'task', 'ntasks'])});",
+            "}",
+        ))  # fmt: skip
+
+    def compile(
+        self, compiler: Compiler, source: Path, output: Path, arch: str, flags: Sequence[str], includes: Sequence[Path],
+        forced: Path,
+    ) -> CompileReport:  # fmt: skip
+        """Make a shared object. Raises KernelError with the compiler's words, or when it cannot make code for ``arch``."""
+        zig, family = compiler.version.startswith("zig "), _family(compiler.version)
+        command = [*compiler.command, *_FLAGS, *self._target_flags(arch, zig=zig), *flags]
+        for folder in includes:
+            command += ["-I", str(folder)]
+        command += ["-include", str(forced), str(source), "-o", str(output), *_LIBRARIES[family]]
+        return CompileReport(log=run_compiler(command, f"Compiling {source} for {arch}").strip())
+
+    def _target_flags(self, arch: str, *, zig: bool) -> list[str]:
+        if arch.startswith(f"{_NATIVE}-"):
+            here = self.resolve_arch(_NATIVE)
+            if arch != here:
+                raise KernelError(f"{arch} is another machine's processor, this one is {here}", cure=f"Build with --arch {_NATIVE}.")
+            return ["-march=native"]
+        machine = _MACHINES[self.resolve_arch(arch)]
+        if zig:
+            march = [f"-march={arch.replace('-', '_')}"] if machine == "x86_64" else []
+            return ["-target", f"{machine}-linux-gnu.{_GLIBC}", *march]
+        if machine != _machine():
+            raise KernelError(
+                f"The compiler found makes code for {_machine()}, not for {arch}",
+                cure="Build on such a machine, or with zig: CXX='python -m ziglang c++'.",
+            )
+        return [f"-march={'armv8-a' if arch == 'aarch64' else arch}"]
+
+
+def _family(version: str) -> str:
+    return "clang" if "clang" in version.partition(";")[0] else "gcc"
+
+
+def _unpack(declared: str, index: int) -> str:
+    slot = f"slots[{index}]"
+    if declared.startswith("ptr"):
+        return f"reinterpret_cast<{c_type(declared)}>(static_cast<uintptr_t>({slot}))"
+    if declared == "f32":
+        return f"[&] {{ uint32_t low = static_cast<uint32_t>({slot}); float value; memcpy(&value, &low, 4); return value; }}()"
+    return f"static_cast<{c_type(declared)}>({slot})"
