@@ -1,0 +1,65 @@
+"""The sizes within which the scheduler plans."""
+
+from dataclasses import dataclass
+
+from atlas_core.ops.step import SlotLayout, Word
+from atlas_core.vocab.errors import BudgetError
+
+FIELDS = len(Word)
+"""Slot words that an admission writes: all of them, so that nothing of the slot's last sequence stays."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the device was built for, and how much may wait.
+
+    ``pages`` is the number of pages of each cache group, ``page_tokens`` the positions of one page. ``max_seq_len`` counts prompt
+    and generated tokens. ``max_prefill_tokens`` bounds the tokens of one step that are not a running sequence's next one.
+    ``max_waiting`` requests may wait beyond those that find a free slot; ``retry_after`` seconds are told to the refused.
+
+    Raises BudgetError when one sequence of ``max_seq_len`` could not run even alone, since then no preemption would help it.
+    """
+
+    layout: SlotLayout
+    page_tokens: int
+    pages: tuple[int, ...]
+    vocab_size: int
+    max_seq_len: int
+    max_prefill_tokens: int
+    penalty_rows: int
+    max_waiting: int
+    retry_after: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.pages or len(self.pages) != len(self.layout.table_blocks):
+            raise ValueError(f"{len(self.pages)} page pools for {len(self.layout.table_blocks)} block tables, at least one")
+        if self.max_prefill_tokens < 1 or self.layout.slots < 1 or self.max_waiting < 0:
+            raise ValueError("max_prefill_tokens and slots are at least 1, max_waiting at least 0")
+        need = self.pages_for(self.max_seq_len)
+        for group, (have, blocks) in enumerate(zip(self.pages, self.layout.table_blocks, strict=True)):
+            if min(have, blocks) < need:
+                raise BudgetError(
+                    f"one sequence of {self.max_seq_len} tokens does not fit into the cache",
+                    f"it needs {need} pages of {self.page_tokens} tokens in cache group {group}, which has {have} "
+                    f"and block tables of {blocks}",
+                    "lower --max-seq-len or give the cache more memory",
+                )
+
+    def pages_for(self, tokens: int) -> int:
+        """Pages that hold ``tokens`` positions."""
+        return -(-tokens // self.page_tokens)
+
+    @property
+    def max_step_tokens(self) -> int:
+        """No step has more tokens: one for every slot, and the prefill budget."""
+        return self.layout.slots + self.max_prefill_tokens
+
+    @property
+    def max_updates(self) -> int:
+        """No step has more slot updates.
+
+        Every slot may be filled anew, lower its bias count, and begin a page in each group beside those that prefill fills.
+        """
+        slots, groups = self.layout.slots, len(self.pages)
+        pages = groups * (2 * slots + self.max_prefill_tokens // self.page_tokens)
+        return slots * (FIELDS + 1) + 2 * self.layout.bias_pairs + pages

@@ -1,0 +1,84 @@
+"""One step, as values: what the input arrays of the step's graphs shall hold (see ops.step and ops.references.step_begin)."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from atlas_core.scheduler.sequence import Sequence
+
+LAST_TOKEN_MARKER = -1
+"""Stands for the slot's last sampled token, which the host may not know yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """Rows of a step. Row i belongs to ``sequences[i]`` in ``row_slot[i]`` and brings tokens ``cu_q[i]`` to ``cu_q[i + 1] - 1``.
+
+    ``logits_rows`` are the tokens whose logits are wanted and ``sample_row`` the rows that they belong to. ``updates`` are (word, value)
+    pairs for the slots array, int32. ``clear_penalty`` are rows of the penalty pool to be zeroed before the step. ``logprobs`` says
+    whether any sampled row wants them.
+    """
+
+    sequences: tuple[Sequence, ...]
+    row_slot: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    cu_q: tuple[int, ...]
+    logits_rows: tuple[int, ...]
+    sample_row: tuple[int, ...]
+    updates: tuple[tuple[int, int], ...]
+    clear_penalty: tuple[int, ...]
+    logprobs: bool
+
+    @property
+    def max_query(self) -> int:
+        """The most tokens of one row."""
+        return max(end - start for start, end in pairwise(self.cu_q))
+
+
+@dataclass(slots=True)
+class PlanBuilder:
+    """Collects rows and updates of one step."""
+
+    _sequences: list[Sequence] = field(default_factory=list)
+    _row_slot: list[int] = field(default_factory=list)
+    _token_ids: list[int] = field(default_factory=list)
+    _cu_q: list[int] = field(default_factory=lambda: [0])
+    _logits_rows: list[int] = field(default_factory=list)
+    _sample_row: list[int] = field(default_factory=list)
+    _updates: list[tuple[int, int]] = field(default_factory=list)
+    _clear_penalty: list[int] = field(default_factory=list)
+    _logprobs: bool = False
+
+    def update(self, word: int, value: int) -> None:
+        """Write ``value`` (signed or unsigned 32 bits) to a word of the slots array."""
+        self._updates.append((word, signed(value)))
+
+    def clear_penalty(self, row: int) -> None:
+        """Zero a row of the penalty pool."""
+        self._clear_penalty.append(row)
+
+    def row(self, sequence: Sequence, slot: int, tokens: Iterable[int], *, sampled: bool, logprobs: bool) -> None:
+        """A sequence's tokens; its last one is sampled from when ``sampled``."""
+        self._token_ids.extend(tokens)
+        if sampled:
+            self._logits_rows.append(len(self._token_ids) - 1)
+            self._sample_row.append(len(self._sequences))
+            self._logprobs = self._logprobs or logprobs
+        self._sequences.append(sequence)
+        self._row_slot.append(slot)
+        self._cu_q.append(len(self._token_ids))
+
+    def build(self) -> StepPlan | None:
+        """The plan, or None when there is nothing to run."""
+        if not self._sequences:
+            return None
+        return StepPlan(
+            tuple(self._sequences), tuple(self._row_slot), tuple(self._token_ids), tuple(self._cu_q),
+            tuple(self._logits_rows), tuple(self._sample_row), tuple(self._updates), tuple(self._clear_penalty),
+            self._logprobs,
+        )  # fmt: skip
+
+
+def signed(value: int) -> int:
+    """The int32 with the same 32 bits."""
+    return value - (1 << 32) if value >= 1 << 31 else value

@@ -1,0 +1,298 @@
+"""Continuous batching: every step takes one token of each running sequence, and prompts as far as the budget goes.
+
+Sequences start in order of arrival, when a slot, all pages of what they bring and their pooled resources are free. When a
+running one needs a page and none is free, the youngest gives its place up and later computes its tokens again: its text does not
+change, since randomness depends on the position only. Steps may be planned before the results of earlier ones are
+known; a slot and its pages are reused only after every step that was launched with them has been collected.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from collections.abc import Sequence as Tokens
+
+from atlas_core.ops.step import Word
+from atlas_core.scheduler.admission import accept
+from atlas_core.scheduler.blocks import BlockPool
+from atlas_core.scheduler.limits import Limits
+from atlas_core.scheduler.plan import LAST_TOKEN_MARKER, PlanBuilder, StepPlan
+from atlas_core.scheduler.ranges import RangePool
+from atlas_core.scheduler.sequence import Holding, Sequence, State
+from atlas_core.vocab.errors import EngineError, RequestError
+from atlas_core.vocab.messages import Generate
+
+
+class Scheduler:
+    """Owns every sequence from ``submit`` until it has finished and no step in flight uses its place.
+
+    ``schedule`` plans a step, which must then be launched; ``complete`` takes its sampled tokens, in the order of launching.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.preemptions = 0
+        self._known: dict[str, Sequence] = {}
+        self._waiting: deque[Sequence] = deque()
+        self._running: list[Sequence] = []
+        self._leaving: list[Sequence] = []
+        self._arrivals = 0
+        self._pages = tuple(BlockPool(pages) for pages in limits.pages)
+        self._slots = RangePool(limits.layout.slots)
+        self._penalty_rows = RangePool(limits.penalty_rows)
+        self._bias = RangePool(limits.layout.bias_pairs)
+
+    @property
+    def running(self) -> int:
+        """Sequences that hold a slot and go on."""
+        return len(self._running)
+
+    @property
+    def waiting(self) -> int:
+        """Sequences without a slot, preempted ones included."""
+        return len(self._waiting)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing waits, runs or is about to give its place back."""
+        return not (self._waiting or self._running or self._leaving)
+
+    @property
+    def tokens_used(self) -> int:
+        """Positions in pages that are held, in the fullest cache group."""
+        used = (pool.pages - pool.free for pool in self._pages)
+        return max(used, default=0) * self.limits.page_tokens
+
+    @property
+    def tokens_total(self) -> int:
+        """Positions of the smallest cache group."""
+        return min(self.limits.pages, default=0) * self.limits.page_tokens
+
+    def submit(self, request: Generate, *, seed: int, stop_ids: Iterable[int]) -> Sequence:
+        """Put a request into the line. ``stop_ids`` are the tokens that end it; ``seed`` decides its randomness (64 bits).
+
+        Raises RequestError when it can never run, when its id is live, or (kind overloaded) when the line is full.
+        """
+        if request.id in self._known:
+            raise RequestError(f"request {request.id} is already running", "ids of live requests are unique", field="id")
+        free_slots = self.limits.layout.slots - self._slots.used
+        if len(self._waiting) - free_slots >= self.limits.max_waiting:
+            raise RequestError(
+                f"{len(self._waiting)} requests are waiting already",
+                "more would only wait longer",
+                "try again later",
+                kind="overloaded",
+                code="queue_full",
+                retry_after=self.limits.retry_after,
+            )
+        sequence = accept(request, self._arrivals, seed=seed, stop_ids=stop_ids, limits=self.limits)
+        self._arrivals += 1
+        self._known[sequence.id] = sequence
+        self._waiting.append(sequence)
+        return sequence
+
+    def find(self, request_id: str) -> Sequence | None:
+        """The live sequence with this id."""
+        return self._known.get(request_id)
+
+    def live(self) -> tuple[Sequence, ...]:
+        """Every sequence that has not finished, in order of arrival."""
+        return tuple(self._known.values())
+
+    def finish(self, sequence: Sequence) -> None:
+        """End a sequence at any stage: nothing more is planned for it, and what it holds is freed when no step in flight uses it."""
+        del self._known[sequence.id]
+        sequence.finished = True
+        if sequence.state is State.WAITING:
+            self._waiting.remove(sequence)
+            sequence.state = State.ENDED
+        elif sequence.state is State.RUNNING:
+            self._leave(sequence)
+
+    def schedule(self) -> StepPlan | None:
+        """The next step, or None when nothing can run before a step in flight is collected (or at all)."""
+        plan = PlanBuilder()
+        preempted = self._decode(plan)
+        budget = self._prefill(plan, self.limits.max_prefill_tokens)
+        if not preempted:
+            # Whoever was just put out would come straight back in and be put out again.
+            self._admit(plan, budget)
+        return plan.build()
+
+    def complete(self, plan: StepPlan, sampled: Tokens[int]) -> list[tuple[Sequence, int]]:
+        """Take the tokens sampled by the oldest step in flight, one for each of ``plan.sample_row``.
+
+        Returns those that belong to a sequence that has not finished; the others are surplus of a step that was launched before its end was known.
+        """
+        if len(sampled) != len(plan.sample_row):
+            raise EngineError(f"a step sampled {len(sampled)} tokens instead of {len(plan.sample_row)}")
+        accepted = []
+        for row, token in zip(plan.sample_row, sampled, strict=True):
+            sequence = plan.sequences[row]
+            sequence.pending -= 1
+            if not sequence.finished:
+                sequence.tokens.append(token)
+                accepted.append((sequence, token))
+        for sequence in plan.sequences:
+            sequence.in_flight -= 1
+            if sequence.state is State.LEAVING and not sequence.in_flight:
+                self._leaving.remove(sequence)
+                self._let_go(sequence)
+        return accepted
+
+    def check_integrity(self) -> None:
+        """Compare every pool with what the sequences hold. Raises EngineError at the first difference."""
+        holding = [sequence.holding for sequence in (*self._running, *self._leaving) if sequence.holding]
+        if len(holding) != len(self._running) + len(self._leaving) or any(s.holding for s in self._waiting):
+            raise EngineError("a running sequence holds nothing, or a waiting one holds something")
+        for group, pool in enumerate(self._pages):
+            pool.check_integrity(page for h in holding for page in h.pages[group])
+        self._slots.check_integrity((h.slot, 1) for h in holding)
+        self._penalty_rows.check_integrity((h.penalty_row, 1) for h in holding if h.penalty_row is not None)
+        self._bias.check_integrity(h.bias for h in holding if h.bias is not None)
+        if [s.order for s in self._waiting] != sorted(s.order for s in self._waiting):
+            raise EngineError("the line is out of order")
+
+    def _decode(self, plan: PlanBuilder) -> bool:
+        """The next token of every sequence past its prompt. True when somebody had to give up a place."""
+        before = self.preemptions
+        for sequence in tuple(self._running):
+            if sequence.state is not State.RUNNING or sequence.prefilling or sequence.complete:
+                continue
+            if self._grow(sequence):
+                self._row(plan, sequence, 1)
+        return self.preemptions > before
+
+    def _prefill(self, plan: PlanBuilder, budget: int) -> int:
+        """Go on with prompts that are under way; returns what is left of the budget."""
+        for sequence in self._running:
+            if sequence.prefilling and budget:
+                budget -= self._row(plan, sequence, min(budget, sequence.prefill_end - sequence.computed))
+        return budget
+
+    def _admit(self, plan: PlanBuilder, budget: int) -> None:
+        """Start waiting sequences in order, as long as the first of them finds everything that it needs."""
+        while self._waiting and budget:
+            sequence = self._waiting[0]
+            holding = self._hold(sequence)
+            if holding is None:
+                return
+            self._waiting.popleft()
+            sequence.holding = holding
+            sequence.state = State.RUNNING
+            sequence.computed, sequence.prefill_end = 0, len(sequence.tokens)
+            self._running.append(sequence)
+            self._fill_slot(plan, sequence, holding)
+            budget -= self._row(plan, sequence, min(budget, sequence.prefill_end))
+
+    def _hold(self, sequence: Sequence) -> Holding | None:
+        """Everything that a waiting sequence needs to start, or None, with nothing taken.
+
+        A page is left for each running sequence, so that a newcomer does not cost them their place at once.
+        """
+        need = self.limits.pages_for(len(sequence.tokens))
+        reserve = len(self._running)
+        if any(pool.free < need + reserve for pool in self._pages):
+            return None
+        slot = self._slots.allocate(1)
+        penalty_row = self._penalty_rows.allocate(1) if sequence.penalised else None
+        start = self._bias.allocate(len(sequence.pairs)) if sequence.pairs else None
+        missing = slot is None or (sequence.penalised and penalty_row is None) or (sequence.pairs and start is None)
+        bias = None if start is None else (start, len(sequence.pairs))
+        if slot is not None and not missing:
+            pages = [pool.allocate(need) for pool in self._pages]
+            return Holding(slot, pages, [0] * len(pages), penalty_row, bias)
+        if slot is not None:
+            self._slots.release(slot, 1)
+        if penalty_row is not None:
+            self._penalty_rows.release(penalty_row, 1)
+        if bias is not None:
+            self._bias.release(*bias)
+        return None
+
+    def _fill_slot(self, plan: PlanBuilder, sequence: Sequence, holding: Holding) -> None:
+        """Write every field of the slot; block table entries follow with the tokens that need them."""
+        layout = self.limits.layout
+        start, pairs = holding.bias or (0, 0)
+        sequence.bans = sequence.banned > 0 and sequence.generated < sequence.min_new
+        words = {
+            **sequence.fields,
+            Word.PENALTY_ROW: -1 if holding.penalty_row is None else holding.penalty_row,
+            Word.BIAS_START: start,
+            Word.BIAS_COUNT: pairs if sequence.bans else pairs - sequence.banned,
+        }
+        for word, value in words.items():
+            plan.update(layout.word(holding.slot, word), value)
+        for index, (token, bits) in enumerate(sequence.pairs, start):
+            plan.update(layout.bias_start + 2 * index, token)
+            plan.update(layout.bias_start + 2 * index + 1, bits)
+        if holding.penalty_row is not None:
+            plan.clear_penalty(holding.penalty_row)
+
+    def _row(self, plan: PlanBuilder, sequence: Sequence, count: int) -> int:
+        """Plan the sequence's next ``count`` tokens; returns ``count``."""
+        holding = _held(sequence)
+        start, end = sequence.computed, sequence.computed + count
+        known = sequence.prefilling
+        tokens = sequence.tokens[start:end] if known else [LAST_TOKEN_MARKER]
+        sampled = end >= sequence.prefill_end
+        layout = self.limits.layout
+        for group, pages in enumerate(holding.pages):
+            for index in range(holding.tabled[group], self.limits.pages_for(end)):
+                plan.update(layout.block(holding.slot, group, index), pages[index])
+                holding.tabled[group] = index + 1
+        if sampled and sequence.bans and sequence.generated + sequence.pending >= sequence.min_new:
+            sequence.bans = False
+            plan.update(layout.word(holding.slot, Word.BIAS_COUNT), len(sequence.pairs) - sequence.banned)
+        plan.row(sequence, holding.slot, tokens, sampled=sampled, logprobs=sequence.fields[Word.LOGPROBS] >= 0)
+        sequence.computed = end
+        sequence.pending += sampled
+        sequence.in_flight += 1
+        return count
+
+    def _grow(self, sequence: Sequence) -> bool:
+        """Make room for one more token, by preemption if need be; False when the sequence cannot go on in this step."""
+        need = self.limits.pages_for(sequence.computed + 1) - len(_held(sequence).pages[0])
+        while need > 0 and any(pool.free < need for pool in self._pages):
+            if self._leaving:
+                return False  # pages come back when the steps in flight are collected
+            victim = self._running[-1]
+            self.preemptions += 1
+            self._leave(victim)
+            if victim is sequence:
+                return False
+        if need > 0:
+            for pool, pages in zip(self._pages, _held(sequence).pages, strict=True):
+                pages += pool.allocate(need)
+        return True
+
+    def _leave(self, sequence: Sequence) -> None:
+        """Take a running sequence out of the batch."""
+        self._running.remove(sequence)
+        sequence.state = State.LEAVING
+        if sequence.in_flight:
+            self._leaving.append(sequence)
+        else:
+            self._let_go(sequence)
+
+    def _let_go(self, sequence: Sequence) -> None:
+        """Give back what a sequence holds; unless it has finished, it goes to its old place in the line."""
+        holding = _held(sequence)
+        for pool, pages in zip(self._pages, holding.pages, strict=True):
+            pool.release(pages)
+        self._slots.release(holding.slot, 1)
+        if holding.penalty_row is not None:
+            self._penalty_rows.release(holding.penalty_row, 1)
+        if holding.bias is not None:
+            self._bias.release(*holding.bias)
+        sequence.holding = None
+        if sequence.finished:
+            sequence.state = State.ENDED
+            return
+        sequence.state = State.WAITING
+        place = sum(1 for other in self._waiting if other.order < sequence.order)
+        self._waiting.insert(place, sequence)
+
+
+def _held(sequence: Sequence) -> Holding:
+    if sequence.holding is None:
+        raise EngineError(f"sequence {sequence.id} is {sequence.state.name.lower()} and holds no slot")
+    return sequence.holding

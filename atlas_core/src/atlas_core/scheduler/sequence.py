@@ -1,0 +1,77 @@
+"""The state of one request while the engine has it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from atlas_core.ops.step import Word
+
+
+class State(Enum):
+    """Where a sequence stands.
+
+    ``LEAVING`` gives its slot and pages back as soon as no step in flight uses them, and then waits again (preempted) or
+    is ``ENDED``; ``finished`` tells which.
+    """
+
+    WAITING = auto()
+    RUNNING = auto()
+    LEAVING = auto()
+    ENDED = auto()
+
+
+@dataclass(slots=True)
+class Holding:
+    """What a running sequence holds. ``tabled`` is the number of block table entries that the device knows, per group."""
+
+    slot: int
+    pages: list[list[int]]
+    tabled: list[int]
+    penalty_row: int | None
+    bias: tuple[int, int] | None
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One request.
+
+    ``tokens`` are prompt and generated tokens as far as they are known; ``pending`` more have been asked of the device.
+    ``computed`` tokens have been given to the device since admission; the first ``prefill_end`` of them by value, later ones
+    by the marker of the slot's last token. ``in_flight`` launched steps have not been collected yet. ``max_new`` tokens are generated at most.
+    ``pairs`` are bias pairs (token, value bits), the last ``banned`` of which forbid stop tokens until ``min_new`` are generated.
+    ``order`` is the place in the line, kept through preemption. ``fields`` are the slot words that do not depend on the slot.
+    """
+
+    id: str
+    order: int
+    prompt_length: int
+    tokens: list[int]
+    max_new: int
+    min_new: int
+    fields: Mapping[Word, int]
+    pairs: tuple[tuple[int, int], ...]
+    banned: int
+    penalised: bool
+    state: State = State.WAITING
+    finished: bool = False
+    holding: Holding | None = None
+    prefill_end: int = 0
+    computed: int = 0
+    pending: int = 0
+    in_flight: int = 0
+    bans: bool = field(default=False)
+
+    @property
+    def generated(self) -> int:
+        """Generated tokens that are known."""
+        return len(self.tokens) - self.prompt_length
+
+    @property
+    def prefilling(self) -> bool:
+        """Whether known tokens still have to be given to the device by value."""
+        return self.computed < self.prefill_end
+
+    @property
+    def complete(self) -> bool:
+        """Whether every token that may be generated is known or asked for."""
+        return self.generated + self.pending >= self.max_new
