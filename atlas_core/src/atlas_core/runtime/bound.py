@@ -61,7 +61,9 @@ def bind_step(
     step = BoundStep(backend, _activations(segments := tuple(segments), placement, memory.arena))
     try:
         for segment in segments:
-            launches = [launch for node in segment.steps for launch in _bind(backend, node, step.activations, memory, workers)]
+            launches = [
+                launch for node in segment.steps for launch in _bind(backend, node, step.activations, memory, workers)
+            ]
             backend.begin_capture(stream)
             try:
                 for launch in launches:

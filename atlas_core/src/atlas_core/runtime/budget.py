@@ -78,7 +78,9 @@ def plan_budget(readings: Readings, fraction: float, terms: Sequence[Term], kv: 
     lower when the limit is not available, the terms exceed it, or the pages do not hold the sequence that was asked for.
     """
     if not 0 < fraction <= 1:
-        raise BudgetError(f"{fraction} of the memory is asked for", "it must be above 0 and at most 1", "choose such a fraction")
+        raise BudgetError(
+            f"{fraction} of the memory is asked for", "it must be above 0 and at most 1", "choose such a fraction"
+        )
     limit = int(readings.total * fraction)
     available = readings.available
     if kv.explicit_bytes is not None:
@@ -121,7 +123,12 @@ def _cure(terms: Sequence[Term]) -> str:
 
 
 def _table(terms: Sequence[Term], limit: int, available: int) -> str:
-    rows = [*((t.name, t.nbytes) for t in terms), ("sum", sum(t.nbytes for t in terms)), ("limit", limit), ("available", available)]
+    rows = [
+        *((t.name, t.nbytes) for t in terms),
+        ("sum", sum(t.nbytes for t in terms)),
+        ("limit", limit),
+        ("available", available),
+    ]
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name:<{width}}  {_gib(nbytes):>12}" for name, nbytes in rows)
 

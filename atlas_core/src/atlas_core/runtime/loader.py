@@ -75,7 +75,9 @@ def pack_weight(
     Raises CheckpointError when ``data`` is not of the layout's size, KernelError when the packing is not of its own size.
     """
     if spec.layout is None:
-        raise KernelError(f"{weight} has no storage layout", "it is used as a weight", "a plugin must record it as a weight")
+        raise KernelError(
+            f"{weight} has no storage layout", "it is used as a weight", "a plugin must record it as a weight"
+        )
     expected = spec.layout.nbytes(spec.shape)
     if memoryview(data).nbytes != expected:
         raise CheckpointError(

@@ -49,7 +49,11 @@ class CheckedMemory:
         index = bisect_right(self._bases, address) - 1
         base = self._bases[index] if index >= 0 else None
         if base is None or nbytes < 0 or address + nbytes > base + self._blocks[base][0]:
-            near = f"the block below it is [{base:#x}, {base + self._blocks[base][0]:#x})" if base else "no block is below it"
+            near = (
+                f"the block below it is [{base:#x}, {base + self._blocks[base][0]:#x})"
+                if base
+                else "no block is below it"
+            )
             raise DeviceError(f"{what} touches [{address:#x}, {address + nbytes:#x})", f"that is not allocated; {near}")
 
     def view(self, address: int, nbytes: int) -> memoryview:

@@ -27,7 +27,9 @@ class NullLaunch:
     @property
     def description(self) -> str:
         """Kernel, geometry and arguments in one line."""
-        shown = ", ".join(f"{arg.kind} {arg.value:#x}" if arg.kind == "ptr" else f"{arg.kind} {arg.value}" for arg in self.args)
+        shown = ", ".join(
+            f"{arg.kind} {arg.value:#x}" if arg.kind == "ptr" else f"{arg.kind} {arg.value}" for arg in self.args
+        )
         return f"{self.module}:{self.entry} grid={self.geometry.grid} block={self.geometry.block} ({shown})"
 
 
@@ -245,7 +247,9 @@ class NullBackend:
 
     def elapsed_us(self, start: NullEvent, end: NullEvent) -> float:
         """Raises DeviceError: this device measures no time."""
-        raise DeviceError("the time between two events is asked for", "this device measures no time (event_timing is False)")
+        raise DeviceError(
+            "the time between two events is asked for", "this device measures no time (event_timing is False)"
+        )
 
     def begin_capture(self, stream: NullStream) -> None:
         """See GpuBackend."""
@@ -302,7 +306,9 @@ class NullBackend:
         if self.submissions == self.injection.fail_at:
             if self.injection.sticky:
                 self._lost = what
-            raise DeviceError(f"{what} failed", f"submission {self.submissions} was told to", sticky=self.injection.sticky)
+            raise DeviceError(
+                f"{what} failed", f"submission {self.submissions} was told to", sticky=self.injection.sticky
+            )
 
     def _submit(self, stream: NullStream, command: Command) -> None:
         """Capture, queue or run a command."""

@@ -64,4 +64,6 @@ class SingleComm:
 
 
 def _no_peer(verb: str, peer: int) -> DeviceError:
-    return DeviceError(f"rank {peer} {verb}", "this process is rank 0 of 1", "run with as many ranks as the model was split for")
+    return DeviceError(
+        f"rank {peer} {verb}", "this process is rank 0 of 1", "run with as many ranks as the model was split for"
+    )

@@ -1,0 +1,36 @@
+"""Physical scalar types as numpy types, and rounding to them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from atlas_core.vocab.dtype import DType
+
+_NUMPY: Mapping[DType, np.dtype[Any]] = {
+    DType.F32: np.dtype("<f4"), DType.F64: np.dtype("<f8"), DType.F16: np.dtype("<f2"),
+    DType.BF16: np.dtype(ml_dtypes.bfloat16),
+    DType.F8E4M3: np.dtype(ml_dtypes.float8_e4m3fn), DType.F8E5M2: np.dtype(ml_dtypes.float8_e5m2),
+    DType.I64: np.dtype("<i8"), DType.I32: np.dtype("<i4"), DType.I16: np.dtype("<i2"), DType.I8: np.dtype("i1"),
+    DType.U64: np.dtype("<u8"), DType.U32: np.dtype("<u4"), DType.U16: np.dtype("<u2"), DType.U8: np.dtype("u1"),
+    DType.BOOL: np.dtype("?"),
+}  # fmt: skip
+_FLOATING = frozenset({DType.F64, DType.F32, DType.F16, DType.BF16, DType.F8E4M3, DType.F8E5M2})
+
+
+def numpy_dtype(dtype: DType) -> np.dtype[Any]:
+    """The little-endian numpy type of a scalar."""
+    return _NUMPY[dtype]
+
+
+def floating(dtype: DType) -> bool:
+    """Whether values of the type are in float, so that references see them as float32."""
+    return dtype in _FLOATING
+
+
+def rounded(array: np.ndarray[Any, Any], dtype: DType) -> np.ndarray[Any, Any]:
+    """float32 values that ``dtype`` can hold, nearest with ties to even; integer arrays unchanged."""
+    if not floating(dtype) or array.dtype.kind in "iub":
+        return array
+    return array.astype(_NUMPY[dtype]).astype(np.float32)
