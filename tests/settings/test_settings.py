@@ -208,3 +208,16 @@ def test_a_port_survives_every_source(port):
         read_settings({}, {}, f"port = {port}"),
     ]
     assert [settings.port for settings in said] == [port] * 3
+
+
+@given(st.text(), st.dictionaries(st.sampled_from([option.variable for option in OPTIONS.values()]), st.text()))
+def test_any_file_and_environment_are_read_or_refused(file, environ):
+    try:
+        settings = read_settings({}, environ, file)
+    except UsageError as error:
+        assert error.what
+        assert error.cure
+        return
+    assert {name for name in OPTIONS if settings.source(name).level == Level.ENVIRONMENT} == {
+        option.name for option in OPTIONS.values() if option.variable in environ
+    }
