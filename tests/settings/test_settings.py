@@ -70,6 +70,13 @@ def test_every_mistake_is_told_at_once():
     ]
 
 
+def test_variables_that_kubernetes_sets_are_recognised():
+    environ = {"ATLAS_SERVICE_HOST": "10.0.0.1", "ATLAS_PORT": "tcp://10.0.0.1:80", "ATLAS_PORT_80_TCP_PORT": "80"}
+    with pytest.raises(UsageError, match="3 settings") as caught:
+        read_settings({}, environ)
+    assert "enableServiceLinks" in caught.value.cure
+
+
 def test_a_value_that_is_overruled_is_still_checked():
     with pytest.raises(UsageError, match="ATLAS_PORT must be"):
         read_settings({"port": "5"}, {"ATLAS_PORT": "x"})

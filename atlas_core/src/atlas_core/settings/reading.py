@@ -10,6 +10,9 @@ from atlas_core.settings.options import OPTIONS, OTHER_VARIABLES, Option, Settin
 from atlas_core.settings.sources import Level, Source
 from atlas_core.vocab.errors import UsageError
 
+_CURE = "atlas serve --help lists every option; flags, ATLAS_* variables and file keys have the same names"
+_KUBERNETES_CURE = "Kubernetes sets ATLAS_PORT and its like for a Service named atlas: put enableServiceLinks: false into the pod, or rename the Service"
+
 
 def read_settings(
     flags: Mapping[str, object], environ: Mapping[str, str], file_text: str = "", file_name: str = "atlas.toml"
@@ -30,7 +33,7 @@ def read_settings(
         option = OPTIONS[name]
         parse = option.kind.accept if option.kind.repeated else option.kind.parse
         _take(option, parse, flag, Source(Level.FLAG, option.flag), chosen, mistakes)
-    return _settled(Settings(), chosen, mistakes)
+    return _settled(Settings(), chosen, mistakes, _KUBERNETES_CURE if "ATLAS_SERVICE_HOST" in environ else _CURE)
 
 
 def with_defaults(settings: Settings, values: Mapping[str, object], source: Source) -> Settings:
@@ -48,7 +51,7 @@ def with_defaults(settings: Settings, values: Mapping[str, object], source: Sour
         origin = Source(source.level, f"{source.origin}: {name}")
         _take(OPTIONS[name], OPTIONS[name].kind.accept, value, origin, chosen, mistakes)
     weaker = {name: pair for name, pair in chosen.items() if settings.source(name).level < source.level}
-    return _settled(settings, weaker, mistakes)
+    return _settled(settings, weaker, mistakes, f"correct {source.origin}")
 
 
 def _file(text: str, name: str, mistakes: list[str]) -> list[tuple[str, object, Source]]:
@@ -88,13 +91,11 @@ def _take(
         mistakes.append(f"{source.origin} must be {error}{shown}")
 
 
-def _settled(settings: Settings, chosen: Mapping[str, tuple[Any, Source]], mistakes: list[str]) -> Settings:
+def _settled(settings: Settings, chosen: Mapping[str, tuple[Any, Source]], mistakes: list[str], cure: str) -> Settings:
+    if len(mistakes) == 1:
+        raise UsageError(mistakes[0], cure=cure)
     if mistakes:
-        raise UsageError(
-            mistakes[0] if len(mistakes) == 1 else f"{len(mistakes)} settings are wrong",
-            "" if len(mistakes) == 1 else "; ".join(mistakes),
-            "atlas serve --help lists every option; flags, ATLAS_* variables and file keys have the same names",
-        )
+        raise UsageError(f"{len(mistakes)} settings are wrong", "; ".join(mistakes), cure)
     values = {name: value for name, (value, _) in chosen.items()}
     sources = dict(settings.sources) | {name: source for name, (_, source) in chosen.items()}
     return replace(settings, **values, sources=tuple(sources.items()))
