@@ -1,0 +1,1 @@
+"""The OpenAI-shaped face: HTTP in, one internal turn, deltas of the engine out."""

@@ -1,0 +1,109 @@
+"""``POST /v1/completions``."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from atlas_core.server.logprobs import LegacyLogprobs
+from atlas_core.server.ports import ServedModel
+from atlas_core.server.schema import CompletionRequest
+from atlas_core.server.sse import ChunkTemplate, encode
+from atlas_core.server.translate import check_ids, check_prompt, split_prompts
+from atlas_core.server.turn import Output, Prompt, Turn, usage
+from atlas_core.vocab.errors import RequestError
+from atlas_core.vocab.messages import Delta, Ready
+
+
+class Completions:
+    """The completions face: text goes to the model as it is."""
+
+    kind = CompletionRequest
+    id_prefix = "cmpl-"
+
+    def count(self, request: CompletionRequest) -> int:
+        """The prompts in the field of that name."""
+        return len(split_prompts(request.prompt))
+
+    def prompts(self, request: CompletionRequest, model: ServedModel, info: Ready) -> list[Prompt]:
+        """Every prompt, from text or ids. An echo of ids shows control tokens too: it is what was sent."""
+        if request.best_of is not None and request.best_of != (request.n or 1):
+            raise RequestError(
+                "best_of is not supported", "answers are not ranked; it may only equal n", "leave best_of out",
+                kind="unsupported", field="best_of", code="unsupported_parameter",
+            )  # fmt: skip
+        found = []
+        split = split_prompts(request.prompt)
+        for index, prompt in enumerate(split):
+            field = "prompt" if len(split) == 1 else f"prompt[{index}]"
+            if isinstance(prompt, str):
+                special = request.add_special_tokens is not False
+                ids: Sequence[int] = model.tokenizer.encode(prompt, add_special=special, parse_special=True)
+                echo = prompt
+            else:
+                ids = check_ids(prompt, info.vocab_size, field)
+                echo = model.tokenizer.decode(ids, skip_special=False) if request.echo else ""
+            found.append(Prompt(check_prompt(ids, info, field), echo if request.echo else ""))
+        return found
+
+    def whole(self, turn: Turn, outputs: Sequence[Output]) -> dict[str, Any]:
+        """A ``text_completion``."""
+        return {
+            **_envelope(turn),
+            "choices": [_choice(turn, index, output) for index, output in enumerate(outputs)],
+            "usage": usage(outputs, turn.n),
+        }
+
+    def writer(self, turn: Turn) -> "CompletionChunks":
+        """A writer of ``text_completion`` events."""
+        return CompletionChunks(turn)
+
+
+class CompletionChunks:
+    """Pieces of text; the echo comes before the first, the finish reason with the last."""
+
+    def __init__(self, turn: Turn) -> None:
+        self._turn = turn
+        self._template = ChunkTemplate(_envelope(turn), usage_null=turn.include_usage)
+        self._opened = [False] * len(turn.sequences)
+        self._logprobs = [LegacyLogprobs() for _ in turn.sequences]
+        self._heads = [f'{{"index":{index},"text":'.encode() for index in range(len(turn.sequences))]
+
+    def chunk(self, index: int, delta: Delta) -> bytes:
+        """Events for ``delta``: none while its text is held back and nothing else was asked for."""
+        text = delta.text
+        first = not self._opened[index]
+        if first:
+            text = self._turn.prompt_of(index).echo + text
+        shown = text or (delta.logprobs and self._turn.wants_logprobs) or (delta.tokens and self._turn.token_ids)
+        if not shown and delta.finish is None:
+            return b""
+        self._opened[index] = True
+        choice = self._heads[index] + encode(text) + b',"logprobs":'
+        choice += encode(self._logprobs[index].piece(delta.logprobs)) if self._turn.wants_logprobs else b"null"
+        choice += b',"finish_reason":' + encode(delta.finish)
+        if self._turn.token_ids:
+            choice += b',"token_ids":' + encode(delta.tokens)
+            if first:
+                choice += b',"prompt_token_ids":' + encode(self._turn.prompt_of(index).ids)
+        return self._template.choice(choice + b"}")
+
+    def closing(self, outputs: Sequence[Output]) -> bytes:
+        """The usage, if it was asked for."""
+        return self._template.closing(usage(outputs, self._turn.n)) if self._turn.include_usage else b""
+
+
+def _envelope(turn: Turn) -> dict[str, Any]:
+    return {
+        "id": turn.id, "object": "text_completion", "created": turn.created, "model": turn.model,
+        "system_fingerprint": turn.fingerprint,
+    }  # fmt: skip
+
+
+def _choice(turn: Turn, index: int, output: Output) -> dict[str, Any]:
+    prompt = turn.prompt_of(index)
+    choice = {
+        "index": index,
+        "text": prompt.echo + output.text,
+        "logprobs": LegacyLogprobs().piece(output.positions) if turn.wants_logprobs else None,
+        "finish_reason": output.finish,
+    }
+    return choice | ({"token_ids": output.tokens, "prompt_token_ids": prompt.ids} if turn.token_ids else {})

@@ -1,0 +1,140 @@
+"""The endpoint of a face that generates: from the bytes of a request to those of its answer."""
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from starlette.requests import Request as HttpRequest
+from starlette.types import Receive, Scope, Send
+
+from atlas_core.server.body import parse_object, read_body
+from atlas_core.server.boundary import Record, json_response, record_of
+from atlas_core.server.faces import Face
+from atlas_core.server.generation import EventStream, collect, run, while_connected
+from atlas_core.server.lifecycle import Lifecycle
+from atlas_core.server.limits import Gate
+from atlas_core.server.metrics import Metrics
+from atlas_core.server.options import ServerOptions
+from atlas_core.server.ports import ServedModel, Service
+from atlas_core.server.schema import Request, read_request, unknown_fields
+from atlas_core.server.translate import sampling_params, sequences
+from atlas_core.server.turn import Output, Turn
+from atlas_core.vocab.errors import RequestError
+
+R = TypeVar("R", bound=Request)
+
+_LOG = logging.getLogger("atlas.server")
+_STREAM_HEADERS = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    # Proxies of the nginx family hold streams back unless told not to.
+    (b"x-accel-buffering", b"no"),
+)
+_MOST_NAMES = 256
+
+
+class UnknownFields:
+    """Tells of every unknown field once."""
+
+    def __init__(self) -> None:
+        self._told: set[str] = set()
+
+    def tell(self, names: list[str]) -> None:
+        """Log those of ``names`` that are new; at most 256 in the server's life, since clients choose them."""
+        for name in names:
+            if name not in self._told and len(self._told) < _MOST_NAMES:
+                self._told.add(name)
+                _LOG.warning("requests have the unknown field %r, which has no effect", name[:64])
+
+
+class Shared:
+    """What all endpoints of one server have in common."""
+
+    def __init__(self, lifecycle: Lifecycle, gate: Gate, metrics: Metrics, options: ServerOptions) -> None:
+        self.lifecycle = lifecycle
+        self.gate = gate
+        self.metrics = metrics
+        self.options = options
+        self.unknown = UnknownFields()
+        self.clock: Callable[[], float] = time.monotonic
+
+
+class Generation(Generic[R]):
+    """An ASGI application for one face."""
+
+    def __init__(self, face: Face[R], shared: Shared) -> None:
+        self._face = face
+        self._shared = shared
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request. Raises AtlasError when it cannot, and ClientDisconnect when nobody waits for it any more."""
+        shared = self._shared
+        arrival = shared.clock()
+        service = shared.lifecycle.service()
+        http = HttpRequest(scope, receive)
+        body = parse_object(await read_body(http.headers, http.stream(), shared.options.max_body))
+        request = read_request(self._face.kind, body)
+        shared.unknown.tell(unknown_fields(self._face.kind, body))
+        model = served_name(service.model, request.model, strict=shared.options.strict_model)
+        n = request.n or 1
+        capacity = service.engine.info.max_batch_size + shared.options.max_queue
+        with shared.gate.enter(n * self._face.count(request), capacity):
+            answer = self._answer(service, model, request, arrival, scope, receive, send)
+            await while_connected(receive, answer)
+
+    async def _answer(
+        self, service: Service, model: str, request: R, arrival: float, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        record = record_of(scope)
+        turn = await self._turn(service, model, request, arrival)
+        outputs = [Output() for _ in turn.sequences]
+        deltas = run(service.engine, turn, self._shared.metrics, self._shared.clock)
+        try:
+            if turn.stream:
+                stream = EventStream(send, _STREAM_HEADERS, self._shared.options.ping_interval)
+                record.error = await stream.respond(deltas, self._face.writer(turn), outputs, record.id)
+            else:
+                await collect(deltas, outputs)
+                await json_response(self._face.whole(turn, outputs))(scope, receive, send)
+        finally:
+            _write_down(record, outputs, turn.n)
+
+    async def _turn(self, service: Service, model: str, request: R, arrival: float) -> Turn:
+        info = service.engine.info
+        sampling = sampling_params(request, service.model.sampling, info)
+        prompts = await asyncio.to_thread(self._face.prompts, request, service.model, info)
+        answer_id = self._face.id_prefix + uuid.uuid4().hex
+        n = request.n or 1
+        options = request.stream_options
+        return Turn(
+            answer_id, int(time.time()), model, info.fingerprint, tuple(prompts), n,
+            sequences(prompts, n, sampling, answer_id, arrival),
+            stream=bool(request.stream),
+            include_usage=bool(options and options.include_usage),
+            token_ids=bool(request.return_token_ids),
+        )  # fmt: skip
+
+
+def served_name(model: ServedModel, asked: str | None, *, strict: bool) -> str:
+    """The name to answer with: the one asked for, where the model has it. Raises RequestError when ``strict`` and it has not."""
+    if asked in model.names:
+        return asked
+    if strict and asked is not None:
+        raise unknown_model(asked, model)
+    return model.names[0]
+
+
+def unknown_model(asked: str, model: ServedModel) -> RequestError:
+    """404 for a model that is not served here."""
+    return RequestError(
+        f"the model {asked[:128]!r} is not served here", f"this server has {', '.join(model.names)}", "", kind="not_found",
+        field="model", code="model_not_found",
+    )  # fmt: skip
+
+
+def _write_down(record: Record, outputs: list[Output], n: int) -> None:
+    record.prompt_tokens = sum(output.prompt_tokens for output in outputs[::n])
+    record.completion_tokens = sum(output.completion_tokens for output in outputs)

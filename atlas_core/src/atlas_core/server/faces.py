@@ -1,0 +1,53 @@
+"""What a face is: a way to read requests and to write answers. Everything between is the same for all of them."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol, TypeVar
+
+from atlas_core.server.ports import ServedModel
+from atlas_core.server.schema import Request
+from atlas_core.server.turn import Output, Prompt, Turn
+from atlas_core.vocab.messages import Delta, Ready
+
+R = TypeVar("R", bound=Request)
+
+
+class ChunkWriter(Protocol):
+    """The events of one stream. Joined, they say what the whole answer says, however the deltas are cut."""
+
+    def chunk(self, index: int, delta: Delta) -> bytes:
+        """Zero or more events for what choice ``index`` gained."""
+        ...
+
+    def closing(self, outputs: Sequence[Output]) -> bytes:
+        """Zero or more events behind the last delta; the DONE mark is not among them."""
+        ...
+
+
+class Face(Protocol[R]):
+    """One endpoint that generates."""
+
+    @property
+    def kind(self) -> type[R]:
+        """The schema of its requests."""
+        ...
+
+    @property
+    def id_prefix(self) -> str:
+        """What ids of its answers begin with."""
+        ...
+
+    def count(self, request: R) -> int:
+        """How many prompts there are, told without reading them. Raises RequestError."""
+        ...
+
+    def prompts(self, request: R, model: ServedModel, info: Ready) -> list[Prompt]:
+        """Render and encode; runs off the event loop, since prompts may be long. Raises RequestError."""
+        ...
+
+    def whole(self, turn: Turn, outputs: Sequence[Output]) -> dict[str, Any]:
+        """The body of an answer that is not streamed."""
+        ...
+
+    def writer(self, turn: Turn) -> ChunkWriter:
+        """A writer for one stream."""
+        ...

@@ -1,0 +1,217 @@
+"""Runs a turn on the engine: merges its sequences, watches the client, writes the answer."""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
+from typing import Any, TypeVar
+
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Send
+
+from atlas_core.server.errors import error_object, from_failure, internal_error
+from atlas_core.server.faces import ChunkWriter
+from atlas_core.server.metrics import Metrics
+from atlas_core.server.ports import Engine
+from atlas_core.server.sse import DONE, PING, encode, event
+from atlas_core.server.turn import Output, Turn
+from atlas_core.vocab.errors import AtlasError, EngineError
+from atlas_core.vocab.messages import Delta, Generate
+
+T = TypeVar("T")
+Deltas = AsyncGenerator[tuple[int, Delta], None]
+Clock = Callable[[], float]
+
+_LOG = logging.getLogger("atlas.server")
+
+
+async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """The result of ``work``, which is cancelled as soon as the client goes away; raises ClientDisconnect then."""
+    task = asyncio.create_task(work)
+    watcher = asyncio.create_task(_gone(receive))
+    try:
+        await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientDisconnect
+        return task.result()
+    finally:
+        task.cancel()
+        watcher.cancel()
+        await asyncio.gather(task, watcher, return_exceptions=True)
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def run(engine: Engine, turn: Turn, metrics: Metrics, clock: Clock) -> Deltas:
+    """(choice, delta) of all sequences of ``turn``, each in its own order. Raises AtlasError when any of them fails.
+
+    Closing the generator aborts what is still running.
+    """
+    streams = [_checked(engine, index, request, metrics, clock) for index, request in enumerate(turn.sequences)]
+    merged = streams[0] if len(streams) == 1 else _merged(streams)
+    try:
+        async for pair in merged:
+            yield pair
+    finally:
+        await merged.aclose()
+
+
+async def collect(deltas: Deltas, outputs: Sequence[Output]) -> None:
+    """Put everything that ``deltas`` bring into ``outputs``, one for each choice."""
+    try:
+        async for index, delta in deltas:
+            outputs[index].add(delta)
+    finally:
+        await deltas.aclose()
+
+
+class EventStream:
+    """Sends one stream. What fails before the first delta is raised, to become an HTTP status; what fails later, an event."""
+
+    def __init__(self, send: Send, headers: Sequence[tuple[bytes, bytes]], ping_interval: float) -> None:
+        """``ping_interval``: seconds without data after which a comment is sent.
+
+        The first delta is awaited for as long, before the headers are sent without it.
+        """
+        self._send = send
+        self._headers = headers
+        self._interval = ping_interval
+        self._quiet = True
+
+    async def respond(
+        self, deltas: Deltas, writer: ChunkWriter, outputs: Sequence[Output], request_id: str
+    ) -> str | None:
+        """Send all of ``deltas``; ``outputs`` get their totals. Gives the error's text when the stream broke off."""
+        first = asyncio.ensure_future(anext(deltas))
+        try:
+            await asyncio.wait({first}, timeout=self._interval)
+            if first.done():
+                first.result()
+            await self._send({"type": "http.response.start", "status": 200, "headers": list(self._headers)})
+            pinger = asyncio.create_task(self._ping())
+            try:
+                failure = await self._deliver(first, deltas, writer, outputs, request_id)
+            finally:
+                pinger.cancel()
+                await asyncio.gather(pinger, return_exceptions=True)
+            await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+            return failure
+        finally:
+            first.cancel()
+            await asyncio.gather(first, return_exceptions=True)
+            await deltas.aclose()
+
+    async def _deliver(
+        self,
+        first: Awaitable[tuple[int, Delta]],
+        deltas: Deltas,
+        writer: ChunkWriter,
+        outputs: Sequence[Output],
+        request_id: str,
+    ) -> str | None:
+        try:
+            await self._one(await first, writer, outputs)
+            async for pair in deltas:
+                await self._one(pair, writer, outputs)
+        except AtlasError as error:
+            await self._write(event(encode(error_object(error))))
+            return error.what
+        except Exception as error:  # noqa: BLE001 the status is out, so that nobody above could tell the client
+            _LOG.error("request %s failed while it was streamed", request_id, exc_info=error)
+            await self._write(event(encode(error_object(internal_error(request_id)))))
+            return type(error).__name__
+        await self._write(writer.closing(outputs) + DONE)
+        return None
+
+    async def _one(self, pair: tuple[int, Delta], writer: ChunkWriter, outputs: Sequence[Output]) -> None:
+        index, delta = pair
+        outputs[index].count(delta)
+        data = writer.chunk(index, delta)
+        if data:
+            await self._write(data)
+
+    async def _write(self, data: bytes) -> None:
+        self._quiet = False
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def _ping(self) -> None:
+        while True:
+            self._quiet = True
+            await asyncio.sleep(self._interval)
+            if self._quiet:
+                await self._write(PING)
+
+
+async def _checked(engine: Engine, index: int, request: Generate, metrics: Metrics, clock: Clock) -> Deltas:
+    """One sequence, measured; its failures are raised."""
+    stream = engine.generate(request)
+    last: float | None = None
+    delta = Delta(request.id)
+    reason = "abort"
+    try:
+        async for delta in stream:
+            if delta.error is not None:
+                reason = "error"
+                raise from_failure(delta.error)
+            if delta.finish in ("abort", "error"):
+                reason = delta.finish
+                raise EngineError(
+                    "the engine ended the request early", "it was aborted", "send it again", state=engine.state
+                )
+            if delta.tokens:
+                now = clock()
+                metrics.tokens(len(delta.tokens))
+                if last is None:
+                    metrics.first_token(now - request.arrival)
+                else:
+                    metrics.gap((now - last) / len(delta.tokens))
+                last = now
+            if delta.finish is not None:
+                reason = delta.finish
+                yield index, delta
+                return
+            yield index, delta
+        reason = "error"
+        raise EngineError(
+            "the engine ended the request early", "its answer has no end", "send it again", state=engine.state
+        )
+    except AtlasError:
+        reason = "error"
+        raise
+    finally:
+        metrics.finished(reason, delta.prompt_tokens, delta.cached_tokens)
+        await stream.aclose()
+
+
+async def _merged(streams: Sequence[Deltas]) -> Deltas:
+    """Items of all ``streams`` as they come; the first failure ends them all. A slow reader slows every stream."""
+    queue: asyncio.Queue[tuple[int, Delta] | Exception | None] = asyncio.Queue(len(streams))
+    tasks = [asyncio.create_task(_pump(stream, queue)) for stream in streams]
+    try:
+        left = len(tasks)
+        while left:
+            item = await queue.get()
+            if isinstance(item, Exception):
+                raise item
+            if item is None:
+                left -= 1
+            else:
+                yield item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _pump(stream: Deltas, queue: "asyncio.Queue[tuple[int, Delta] | Exception | None]") -> None:
+    try:
+        async for item in stream:
+            await queue.put(item)
+    except Exception as error:  # noqa: BLE001 raised again by the reader
+        await queue.put(error)
+    else:
+        await queue.put(None)
+    finally:
+        await stream.aclose()

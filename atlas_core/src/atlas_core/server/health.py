@@ -1,0 +1,41 @@
+"""``/health``, ``/live``, ``/version``: whether the server serves, whether it lives, and which one it is."""
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from atlas_core import __version__
+from atlas_core.server.boundary import json_response
+from atlas_core.server.lifecycle import Lifecycle, fault_text
+
+
+class Health:
+    """Answers from the lifecycle's state; never asks the engine, so a busy server answers at once."""
+
+    def __init__(self, lifecycle: Lifecycle) -> None:
+        self._lifecycle = lifecycle
+
+    async def health(self, request: Request) -> Response:
+        """200 when requests are served; else 503: loading with its progress, faulted, draining, gone."""
+        state = self._lifecycle.state
+        body: dict[str, Any] = {"status": state}
+        if state == "loading":
+            progress = self._lifecycle.progress
+            body["progress"] = {
+                "phase": progress.phase, "done": progress.done, "total": progress.total, "note": progress.note,
+            }  # fmt: skip
+        elif state == "faulted":
+            body["message"] = fault_text(self._lifecycle.error)
+        return json_response(body, 200 if state == "ready" else 503, {"cache-control": "no-store"})
+
+    async def live(self, request: Request) -> Response:
+        """200 as long as a restart would not help: while loading, serving and draining."""
+        state = self._lifecycle.state
+        return json_response(
+            {"status": state}, 503 if state in ("faulted", "gone") else 200, {"cache-control": "no-store"}
+        )
+
+    async def version(self, request: Request) -> Response:
+        """The version of Atlas."""
+        return json_response({"version": __version__})

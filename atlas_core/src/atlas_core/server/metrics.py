@@ -1,0 +1,111 @@
+"""Prometheus metrics, in a registry of the server's own."""
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from atlas_core.server.lifecycle import Lifecycle
+from atlas_core.server.limits import Gate
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+_TTFT = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+_GAP = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 0.5, 1.0, 2.5)
+_WHOLE = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+
+
+class Metrics:
+    """Counters and histograms of requests, and the engine's gauges read at scrape time."""
+
+    def __init__(self, lifecycle: Lifecycle, gate: Gate) -> None:
+        self._registry = CollectorRegistry()
+        self._registry.register(_EngineGauges(lifecycle, gate))
+        self._requests = Counter(
+            "atlas_requests", "HTTP requests answered.", ("endpoint", "status"), registry=self._registry
+        )
+        self._finished = Counter(
+            "atlas_sequences_finished", "Sequences by how they ended.", ("reason",), registry=self._registry
+        )
+        self._prompt = Counter("atlas_prompt_tokens", "Prompt tokens of answered sequences.", registry=self._registry)
+        self._cached = Counter(
+            "atlas_cached_tokens", "Prompt tokens that were not computed again.", registry=self._registry
+        )
+        self._generated = Counter("atlas_generation_tokens", "Tokens generated.", registry=self._registry)
+        self._first = Histogram(
+            "atlas_time_to_first_token_seconds",
+            "From arrival to the first token.",
+            buckets=_TTFT,
+            registry=self._registry,
+        )
+        self._gap = Histogram(
+            "atlas_inter_token_latency_seconds",
+            "Between two tokens of a sequence.",
+            buckets=_GAP,
+            registry=self._registry,
+        )
+        self._whole = Histogram(
+            "atlas_request_latency_seconds", "From the head of a request to the end of its answer.", ("endpoint",),
+            buckets=_WHOLE, registry=self._registry,
+        )  # fmt: skip
+
+    def request(self, endpoint: str, status: int, seconds: float) -> None:
+        """A request was answered. ``endpoint`` is a route, never a path: the number of label values has to be bounded."""
+        self._requests.labels(endpoint, str(status)).inc()
+        self._whole.labels(endpoint).observe(seconds)
+
+    def first_token(self, seconds: float) -> None:
+        """A sequence got its first token, ``seconds`` after it arrived."""
+        self._first.observe(seconds)
+
+    def tokens(self, count: int) -> None:
+        """``count`` tokens came."""
+        self._generated.inc(count)
+
+    def gap(self, seconds: float) -> None:
+        """Time for one token after an earlier one."""
+        self._gap.observe(seconds)
+
+    def finished(self, reason: str, prompt_tokens: int, cached_tokens: int) -> None:
+        """A sequence ended: stop, length, error or abort."""
+        self._finished.labels(reason).inc()
+        self._prompt.inc(prompt_tokens)
+        self._cached.inc(cached_tokens)
+
+    def render(self) -> bytes:
+        """Everything, in the Prometheus text format."""
+        return generate_latest(self._registry)
+
+
+class _EngineGauges(Collector):
+    def __init__(self, lifecycle: Lifecycle, gate: Gate) -> None:
+        self._lifecycle = lifecycle
+        self._gate = gate
+
+    def describe(self) -> Iterator[Metric]:
+        """Nothing: asking would need an engine."""
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        """The load now."""
+        yield _gauge("atlas_ready", "1 when requests are served.", float(self._lifecycle.state == "ready"))
+        yield _gauge("atlas_sequences_inside", "Sequences that the server has let in.", self._gate.inside)
+        service = self._lifecycle.known
+        if service is None:
+            return
+        now = service.engine.gauges
+        yield _gauge("atlas_requests_running", "Sequences being computed.", now.running)
+        yield _gauge("atlas_requests_waiting", "Sequences waiting for their first step.", now.waiting)
+        yield _gauge("atlas_kv_tokens_used", "Cache positions in use.", now.kv_tokens_used)
+        yield _gauge("atlas_kv_tokens_total", "Cache positions there are.", now.kv_tokens_total)
+        usage = now.kv_tokens_used / now.kv_tokens_total if now.kv_tokens_total else 0.0
+        yield _gauge("atlas_kv_usage_ratio", "Share of the cache in use, 0 to 1.", usage)
+        yield CounterMetricFamily("atlas_steps", "Steps computed.", value=now.steps)
+        yield CounterMetricFamily(
+            "atlas_preemptions", "Sequences put back to be computed again.", value=now.preemptions
+        )
+
+
+def _gauge(name: str, about: str, value: float) -> Metric:
+    return GaugeMetricFamily(name, about, value=value)

@@ -1,0 +1,110 @@
+"""What the server needs from its neighbours, as Protocols: an engine, the model's text, and somebody to tell the operator."""
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from atlas_core.vocab.messages import Delta, Gauges, Generate, Progress, Ready
+
+
+class Engine(Protocol):
+    """The engine, already started. ``state`` is ready, faulted, draining or gone."""
+
+    @property
+    def state(self) -> str:
+        """One of the above, now."""
+        ...
+
+    @property
+    def info(self) -> Ready:
+        """What the engine said of itself when it was ready."""
+        ...
+
+    @property
+    def gauges(self) -> Gauges:
+        """The load after the last step."""
+        ...
+
+    def generate(self, request: Generate, /) -> AsyncGenerator[Delta, None]:
+        """Deltas of one sequence; the last has ``finish``. Raises AtlasError, or ends with a delta that has ``error``.
+
+        Closing the generator, or cancelling who waits for it, aborts the request.
+        """
+        ...
+
+    async def drain(self, deadline: float, /) -> None:
+        """Refuse new requests; return once the running ones are done, or after ``deadline`` seconds."""
+        ...
+
+    async def close(self) -> None:
+        """End at once; what still runs fails. Safe to call twice."""
+        ...
+
+
+class Tokenizer(Protocol):
+    """Text to ids and back; thread-safe."""
+
+    def encode(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
+        """Ids of ``text``; ``add_special`` adds what belongs round every text, ``parse_special`` reads control tokens."""
+        ...
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        """Text of ``ids``. Raises RequestError for an id outside the vocabulary."""
+        ...
+
+
+class ChatTemplate(Protocol):
+    """Messages to the text of a prompt; thread-safe."""
+
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True,
+        continue_final_message: bool = False, extra: Mapping[str, Any] | None = None,
+    ) -> str:  # fmt: skip
+        """The prompt; ``extra`` are further variables of the template. Raises RequestError when the template refuses."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """The model as clients see it.
+
+    ``names`` are what clients may call it, the first being its own. ``template`` is None for a model without one.
+    ``sampling`` has server-wide defaults by field of SamplingParams (see ``translate.sampling_defaults``). ``created``
+    is Unix time, seconds.
+    """
+
+    names: tuple[str, ...]
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+    created: int
+    sampling: Mapping[str, float | int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """What bringing up results in: a started engine and the model that it serves."""
+
+    engine: Engine
+    model: ServedModel
+
+
+OnProgress = Callable[[Progress], None]
+
+BringUp = Callable[[OnProgress], Awaitable[Service]]
+"""Loads everything; cancelled when the server is told to end meanwhile, and must clean up then. Raises AtlasError."""
+
+
+class Reporter(Protocol):
+    """Tells the operator how the start goes; called on the event loop's thread."""
+
+    def progress(self, progress: Progress) -> None:
+        """A phase went on."""
+        ...
+
+    def ready(self, url: str, info: Ready) -> None:
+        """Requests are served from now on."""
+        ...
+
+    def notice(self, text: str) -> None:
+        """Anything else that a person should know: draining, a fault."""
+        ...

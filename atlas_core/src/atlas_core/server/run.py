@@ -1,0 +1,128 @@
+"""From a bound socket to an exit code: uvicorn, signals, draining."""
+
+import asyncio
+import errno
+import logging
+import os
+import socket
+import sys
+from ipaddress import ip_address
+from types import FrameType
+
+import uvicorn
+
+from atlas_core.server.app import Application
+from atlas_core.vocab.errors import UsageError
+
+_BACKLOG = 2048
+_LAST_WORDS_S = 2
+"""Seconds for answers that are already being written when the server goes down."""
+
+
+def bind_socket(host: str, port: int) -> socket.socket:
+    """A listening TCP socket; port 0 takes a free one. To be called before anything is read, so that a busy port fails at once.
+
+    Raises UsageError when the address cannot be had.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise UsageError(f"{host} is no address to listen on", str(error), "choose another with --bind") from error
+    try:
+        # Connections of the last run that linger must not keep the port; a server that listens on it still does.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        # Listening now makes the port ours: two sockets could both be bound, and the clash would show after loading.
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRINUSE:
+            raise UsageError(
+                f"port {port} on {host} is in use",
+                "another program listens on it",
+                "stop it, or choose another with --port",
+            ) from error
+        raise UsageError(
+            f"cannot listen on {host} port {port}", error.strerror or str(error), "choose others with --bind and --port"
+        ) from error
+    return listener
+
+
+def url_of(listener: socket.socket) -> str:
+    """The URL to reach ``listener`` at from this machine."""
+    host, port = listener.getsockname()[:2]
+    if ip_address(host.partition("%")[0]).is_unspecified:
+        host = "localhost"
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def run(app: Application, listener: socket.socket, *, log_level: str = "info") -> int:
+    """Serve until SIGTERM or SIGINT, and give the exit code 0.
+
+    The first signal drains: new requests get 503, running ones finish, up to the options' ``drain_timeout``. A second one ends
+    the process on the spot, with 128 + its number. Raises what bringing up raised. Configures the loggers ``atlas`` and ``uvicorn``; to be called in the main thread.
+    """
+    _configure_logging(log_level)
+    app.url = url_of(listener)
+    server = DrainingServer(app)
+    app.failed = server.stop
+    server.run(sockets=[listener])
+    if app.lifecycle.error is not None:
+        raise app.lifecycle.error
+    return 0
+
+
+class DrainingServer(uvicorn.Server):
+    """A uvicorn server whose first signal drains instead of closing the door."""
+
+    def __init__(self, app: Application) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app.asgi, log_config=None, access_log=False, lifespan="on", ws="none", http="h11", loop="asyncio",
+                server_header=False, timeout_keep_alive=60, timeout_graceful_shutdown=_LAST_WORDS_S,
+            )
+        )  # fmt: skip
+        self._app = app
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._drain: asyncio.Task[None] | None = None
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serve on ``sockets`` until stopped."""
+        self._loop = asyncio.get_running_loop()
+        await super().serve(sockets)
+
+    def stop(self) -> None:
+        """Go down now, without waiting for running requests beyond their last words."""
+        self.should_exit = True
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """A signal came. Not the parent's: that one raises the signal again at the end, and the exit code would not be 0."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._on_signal, sig)
+
+    def _on_signal(self, sig: int) -> None:
+        if self._drain is None:
+            self._drain = asyncio.ensure_future(self._drain_and_stop())
+            return
+        # Nothing orderly is left to wait for; the engine process ends when its socket to this one closes.
+        sys.stderr.flush()
+        os._exit(128 + sig)
+
+    async def _drain_and_stop(self) -> None:
+        try:
+            await self._app.drain()
+        finally:
+            self.stop()
+
+
+def _configure_logging(level: str) -> None:
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname).1s %(message)s", "%H:%M:%S"))
+    for name, least in (("atlas", level.upper()), ("uvicorn", "WARNING")):
+        logger = logging.getLogger(name)
+        logger.handlers[:] = [handler]
+        logger.setLevel(least)
+        logger.propagate = False

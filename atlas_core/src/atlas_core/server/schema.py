@@ -1,0 +1,180 @@
+"""The fields of requests, with their types and ranges; strict: ``"5"``, ``5.0`` and ``true`` are no integers."""
+
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+from atlas_core.vocab.errors import RequestError
+from atlas_core.vocab.sampling import MAX_TOP_LOGPROBS
+
+MAX_STOPS = 16
+MAX_LEGACY_LOGPROBS = 5
+MAX_N = 128
+DEFAULT_COMPLETION_TOKENS = 16
+
+Positive = Annotated[int, Meta(ge=1)]
+NotNegative = Annotated[int, Meta(ge=0)]
+Fraction = Annotated[float, Meta(ge=0.0, le=1.0)]
+Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
+Bias = Annotated[float, Meta(ge=-100.0, le=100.0)]
+StopText = Annotated[str, Meta(min_length=1)]
+
+
+class StreamOptions(Struct, kw_only=True):
+    """Options of streams. ``include_obfuscation`` is taken and has no effect: no padding is ever added."""
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class Request(Struct, kw_only=True):
+    """What both endpoints take. Null is the same as absent, everywhere.
+
+    ``stop`` is one string or at most MAX_STOPS; ``seed`` is any 64-bit signed integer. ``top_k`` 0 and -1 are off.
+    ``return_token_ids`` adds ``token_ids`` to every choice and delta, and ``prompt_token_ids``.
+    """
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Meta(ge=1, le=MAX_N)] | None = None
+    max_tokens: Positive | None = None
+    min_tokens: NotNegative | None = None
+    temperature: Annotated[float, Meta(ge=0.0, le=100.0)] | None = None
+    top_p: Fraction | None = None
+    top_k: Annotated[int, Meta(ge=-1)] | None = None
+    min_p: Fraction | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Meta(ge=1e-3, le=100.0)] | None = None
+    logit_bias: dict[str, Bias] | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    stop: StopText | Annotated[list[StopText], Meta(max_length=MAX_STOPS)] | None = None
+    stop_token_ids: list[NotNegative] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    return_token_ids: bool | None = None
+
+
+class ChatRequest(Request, kw_only=True):
+    """``POST /v1/chat/completions``. ``max_completion_tokens`` wins over ``max_tokens``; neither means up to the context size."""
+
+    messages: Annotated[list[dict[str, Any]], Meta(min_length=1)]
+    max_completion_tokens: Positive | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+
+
+class CompletionRequest(Request, kw_only=True):
+    """``POST /v1/completions``. ``max_tokens`` is DEFAULT_COMPLETION_TOKENS unless given; ``best_of`` may only equal ``n``."""
+
+    prompt: str | Annotated[list[str | int | list[int]], Meta(min_length=1)]
+    echo: bool | None = None
+    best_of: Positive | None = None
+    logprobs: Annotated[int, Meta(ge=0, le=MAX_LEGACY_LOGPROBS)] | None = None
+    suffix: str | None = None
+    add_special_tokens: bool | None = None
+
+
+class TokenizeRequest(Struct, kw_only=True):
+    """``POST /tokenize``: ``prompt`` or ``messages``. ``content`` and ``add_special`` are other spellings in use."""
+
+    model: str | None = None
+    prompt: str | None = None
+    content: str | None = None
+    messages: Annotated[list[dict[str, Any]], Meta(min_length=1)] | None = None
+    add_special_tokens: bool | None = None
+    add_special: bool | None = None
+    parse_special: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class DetokenizeRequest(Struct, kw_only=True):
+    """``POST /detokenize``."""
+
+    model: str | None = None
+    tokens: list[NotNegative]
+
+
+_NEUTRAL_EVERYWHERE: Mapping[str, tuple[Any, ...]] = {
+    "response_format": ({"type": "text"},), "structured_outputs": ({},), "guided_json": (), "guided_regex": (),
+    "guided_choice": (), "guided_grammar": (), "json_schema": (), "grammar": ("",), "regex": (), "ebnf": (),
+    "use_beam_search": (False,), "length_penalty": (1.0,), "early_stopping": (False,), "bad_words": ([],),
+    "allowed_token_ids": (), "logits_processors": ([],), "prompt_logprobs": (), "truncate_prompt_tokens": (),
+    "priority": (0,), "thinking_token_budget": (), "top_n_sigma": (), "typical_p": (1.0,), "tfs_z": (1.0,),
+    "mirostat": (0,), "dry_multiplier": (0.0,), "xtc_probability": (0.0,), "dynatemp_range": (0.0,), "adapter": (),
+}  # fmt: skip
+
+UNSUPPORTED: Mapping[type[Struct], Mapping[str, tuple[Any, ...]]] = MappingProxyType(
+    {
+        ChatRequest: {
+            **_NEUTRAL_EVERYWHERE,
+            "tools": ([],), "tool_choice": ("none", "auto"), "functions": ([],), "function_call": ("none", "auto"),
+            "audio": (), "modalities": (["text"],), "prediction": (), "web_search_options": (), "verbosity": ("medium",),
+            "echo": (False,), "best_of": (1,), "documents": ([],), "moderation": (),
+        },
+        CompletionRequest: {**_NEUTRAL_EVERYWHERE, "suffix": ("",)},
+        TokenizeRequest: {"tools": ([],), "return_token_strs": (False,), "with_pieces": (False,)},
+        DetokenizeRequest: {},
+    }
+)  # fmt: skip
+"""Fields that would change the answer and are not served: refused, unless null or one of these values, which change nothing."""
+
+WITHOUT_EFFECT = frozenset(
+    {
+        "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
+        "parallel_tool_calls", "cache_salt", "request_id", "spaces_between_special_tokens",
+    }
+)  # fmt: skip
+"""Fields that are known and change no answer."""
+
+R = TypeVar("R", bound=Struct)
+
+_PLACE = re.compile(r"^(?P<what>.*?)(?: - at `\$\.?(?P<path>[^`]*)`)?$", re.DOTALL)
+_MISSING = re.compile(r"^Object missing required field `(?P<name>\w+)`$")
+
+
+def read_request(kind: type[R], body: Mapping[str, Any]) -> R:
+    """``body`` as ``kind``. Raises RequestError that names the field: of a wrong type, out of range, or not supported."""
+    for name, neutral in UNSUPPORTED[kind].items():
+        value = body.get(name)
+        if value is not None and value not in neutral:
+            raise RequestError(
+                f"{name} is not supported", "this server would ignore it, and the answer would not be the one asked for",
+                f"leave {name} out", kind="unsupported", field=name, code="unsupported_parameter",
+            )  # fmt: skip
+    try:
+        return msgspec.convert(body, kind, strict=True)
+    except msgspec.ValidationError as error:
+        raise _explained(str(error)) from None
+
+
+def unknown_fields(kind: type[Struct], body: Mapping[str, Any]) -> list[str]:
+    """Names in ``body`` that this server has never heard of; SDKs send new ones every month, so they are not refused."""
+    known = {field.encode_name for field in msgspec.structs.fields(kind)} | UNSUPPORTED[kind].keys() | WITHOUT_EFFECT
+    return [name for name in body if name not in known]
+
+
+def _explained(message: str) -> RequestError:
+    found = _PLACE.match(message)
+    what, path = (found["what"], found["path"] or "") if found else (message, "")
+    missing = _MISSING.match(what)
+    if missing:
+        field = f"{path}.{missing['name']}".lstrip(".")
+        return RequestError(
+            f"{field} is missing", "the endpoint needs it", f"send {field}", field=field, code="missing_field"
+        )
+    field = path.replace("[...]", "")
+    why = what.replace(" | null", "").replace("Expected", "expected")
+    return RequestError(f"{field or 'the body'} is not valid", why, "", field=field or None, code="invalid_value")

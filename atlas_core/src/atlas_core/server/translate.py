@@ -1,0 +1,228 @@
+"""From the fields of a request to the values of the engine. Pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from atlas_core.server.schema import (
+    DEFAULT_COMPLETION_TOKENS,
+    MAX_LEGACY_LOGPROBS,
+    ChatRequest,
+    CompletionRequest,
+    Request,
+)
+from atlas_core.server.turn import Prompt
+from atlas_core.vocab.errors import CheckpointError, RequestError
+from atlas_core.vocab.messages import Generate, Ready
+from atlas_core.vocab.sampling import SamplingParams
+
+ROLES = ("developer", "system", "user", "assistant", "tool")
+
+_GENERATION_CONFIG: Mapping[str, tuple[float, float]] = {
+    "temperature": (0.0, 100.0),
+    "top_p": (0.0, 1.0),
+    "top_k": (-1, 2**31),
+    "min_p": (0.0, 1.0),
+    "repetition_penalty": (1e-3, 100.0),
+}
+_SAMPLING = (
+    "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
+)  # fmt: skip
+
+
+def sampling_defaults(generation_config: Mapping[str, Any], flags: Mapping[str, float | int]) -> dict[str, float | int]:
+    """What holds when a request says nothing: the operator's ``flags``, else the checkpoint's generation_config.json.
+
+    Of the latter temperature, top_p, top_k, min_p and repetition_penalty are read; it keeps lengths and beams to itself, which are
+    the business of whoever asks. Raises CheckpointError for a value out of range.
+    """
+    found: dict[str, float | int] = {}
+    for name, (low, high) in _GENERATION_CONFIG.items():
+        value = generation_config.get(name)
+        if value is None:
+            continue
+        if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value <= high:
+            raise CheckpointError(
+                f"generation_config.json: {name} is {value!r}",
+                f"it must be a number from {low} to {high}",
+                "correct the file",
+            )
+        found[name] = value
+    return found | dict(flags)
+
+
+def sampling_params(request: Request, defaults: Mapping[str, float | int], info: Ready) -> SamplingParams:
+    """The sampling parameters of ``request``: its own, else ``defaults``, else neutral.
+
+    Raises RequestError for token ids outside the vocabulary, and for fields that contradict one another.
+    """
+    chosen: dict[str, Any] = {name: defaults[name] for name in _SAMPLING if name in defaults}
+    chosen |= {name: getattr(request, name) for name in _SAMPLING if getattr(request, name) is not None}
+    top_k = chosen.get("top_k", 0)
+    chosen["top_k"] = top_k if 0 < top_k < info.vocab_size else 0
+    limit = _max_tokens(request)
+    least = request.min_tokens or 0
+    if limit is not None and least > limit:
+        raise _contradiction("min_tokens", f"{least} is more than the {limit} tokens that max_tokens allows")
+    stop = request.stop
+    return SamplingParams(
+        **chosen,
+        logit_bias=_logit_bias(request.logit_bias or {}, info.vocab_size),
+        seed=request.seed,
+        max_tokens=limit,
+        min_tokens=least,
+        stop=(stop,) if isinstance(stop, str) else tuple(stop or ()),
+        stop_token_ids=check_ids(request.stop_token_ids or (), info.vocab_size, "stop_token_ids"),
+        include_stop_in_output=bool(request.include_stop_str_in_output),
+        ignore_eos=bool(request.ignore_eos),
+        skip_special_tokens=request.skip_special_tokens is not False,
+        logprobs=_logprobs(request),
+    )
+
+
+def sequences(
+    prompts: Sequence[Prompt], n: int, sampling: SamplingParams, answer_id: str, arrival: float
+) -> tuple[Generate, ...]:
+    """One Generate for each choice, prompt by prompt; ``arrival`` is monotonic time, seconds.
+
+    Choice ``j`` of a seeded prompt has seed + j: choices differ, and each can be had alone. Without a seed the engine draws one each.
+    """
+    each = [
+        sampling if sampling.seed is None else replace(sampling, seed=_wrapped(sampling.seed + j)) for j in range(n)
+    ]
+    pairs = [(prompt, one) for prompt in prompts for one in each]
+    return tuple(
+        Generate(f"{answer_id}-{index}", prompt.ids, one, arrival) for index, (prompt, one) in enumerate(pairs)
+    )
+
+
+def check_prompt(ids: Sequence[int], info: Ready, field: str) -> tuple[int, ...]:
+    """``ids`` as a prompt. Raises RequestError when there are none, too many for the context, or ids of no token."""
+    if not ids:
+        raise RequestError(
+            "the prompt has no tokens", "there is nothing to go on from", "send at least one token", field=field,
+            code="empty_prompt",
+        )  # fmt: skip
+    if len(ids) >= info.max_seq_len:
+        raise RequestError(
+            f"the prompt has {len(ids)} tokens and the context size is {info.max_seq_len}",
+            "prompt and answer share the context, and an answer needs one token at least",
+            "shorten the prompt, or start the server with a larger --max-seq-len",
+            field=field, code="context_length_exceeded",
+        )  # fmt: skip
+    return check_ids(ids, info.vocab_size, field)
+
+
+def check_ids(ids: Sequence[int], vocab_size: int, field: str) -> tuple[int, ...]:
+    """``ids`` as a tuple. Raises RequestError for the first that is no token of the vocabulary."""
+    for index, token in enumerate(ids):
+        if not 0 <= token < vocab_size:
+            raise _no_token(token, vocab_size, f"{field}[{index}]")
+    return tuple(ids)
+
+
+def split_prompts(prompt: str | Sequence[str | int | list[int]]) -> list[str | list[int]]:
+    """The prompts in the one field that may be a text, several, ids, or several lists of ids. Raises RequestError for a mixture."""
+    if isinstance(prompt, str):
+        return [prompt]
+    kinds = {type(part) for part in prompt}
+    if len(kinds) != 1:
+        raise RequestError(
+            "prompt mixes texts, ids and lists of ids", "which of them are prompts of their own cannot be told",
+            "send one text, or a list of one kind", field="prompt", code="invalid_value",
+        )  # fmt: skip
+    if kinds == {int}:
+        return [[part for part in prompt if isinstance(part, int)]]
+    return [part for part in prompt if not isinstance(part, int)]
+
+
+def check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
+    """Roles and contents. Raises RequestError that names the field; the chat template may refuse further things."""
+    for index, message in enumerate(messages):
+        place = f"messages[{index}]"
+        role = message.get("role")
+        if role not in ROLES:
+            raise RequestError(
+                f"{place}.role is not valid", f"it is {str(role)[:64]!r}", f"use one of {', '.join(ROLES)}",
+                field=f"{place}.role", code="invalid_value",
+            )  # fmt: skip
+        content = message.get("content")
+        if content is None and role != "assistant":
+            raise _bad_content(f"{place}.content", "it is missing")
+        if content is not None and not isinstance(content, str | list):
+            raise _bad_content(f"{place}.content", "it is neither a string nor a list of parts")
+        for part, value in enumerate(content if isinstance(content, list) else ()):
+            _check_part(value, f"{place}.content[{part}]")
+        calls = message.get("tool_calls")
+        if calls is not None and not (isinstance(calls, list) and all(isinstance(call, dict) for call in calls)):
+            raise _bad_content(f"{place}.tool_calls", "it is not a list of objects")
+
+
+def _check_part(part: Any, field: str) -> None:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if not isinstance(kind, str):
+        raise _bad_content(field, "it is no object with a type")
+    if kind != "text":
+        raise RequestError(
+            f"{field} is of type {kind[:64]}", "this model takes text only", "send parts of type text", kind="unsupported",
+            field=field, code="unsupported_content",
+        )  # fmt: skip
+    if not isinstance(part.get("text"), str):
+        raise _bad_content(f"{field}.text", "it is no string")
+
+
+def _max_tokens(request: Request) -> int | None:
+    if isinstance(request, ChatRequest) and request.max_completion_tokens is not None:
+        return request.max_completion_tokens
+    if isinstance(request, CompletionRequest) and request.max_tokens is None:
+        return DEFAULT_COMPLETION_TOKENS
+    return request.max_tokens
+
+
+def _logprobs(request: Request) -> int | None:
+    if isinstance(request, CompletionRequest):
+        if request.logprobs is not None and request.echo:
+            raise RequestError(
+                "logprobs of an echoed prompt are not supported", f"only generated tokens have them (0 to {MAX_LEGACY_LOGPROBS})",
+                "leave out echo or logprobs", kind="unsupported", field="echo", code="unsupported_parameter",
+            )  # fmt: skip
+        return request.logprobs
+    if not isinstance(request, ChatRequest) or not request.logprobs:
+        if isinstance(request, ChatRequest) and request.top_logprobs:
+            raise _contradiction("top_logprobs", "logprobs is not true")
+        return None
+    return request.top_logprobs or 0
+
+
+def _logit_bias(bias: Mapping[str, float], vocab_size: int) -> tuple[tuple[int, float], ...]:
+    pairs = {}
+    for name, value in bias.items():
+        if not (name.isascii() and name.isdecimal() and len(name) < 12):
+            raise RequestError(
+                f"logit_bias has the name {name[:64]!r}", "names are token ids, in decimal", "", field="logit_bias",
+                code="invalid_value",
+            )  # fmt: skip
+        if int(name) >= vocab_size:
+            raise _no_token(int(name), vocab_size, "logit_bias")
+        pairs[int(name)] = value
+    return tuple(sorted(pairs.items()))
+
+
+def _wrapped(seed: int) -> int:
+    """``seed`` as a signed 64-bit integer."""
+    return (seed + 2**63) % 2**64 - 2**63
+
+
+def _no_token(token: int, vocab_size: int, field: str) -> RequestError:
+    return RequestError(
+        f"token {token} does not exist", f"the vocabulary has {vocab_size} tokens", "send ids of this model's tokenizer",
+        field=field, code="invalid_token",
+    )  # fmt: skip
+
+
+def _contradiction(field: str, why: str) -> RequestError:
+    return RequestError(f"{field} contradicts the rest of the request", why, "", field=field, code="invalid_value")
+
+
+def _bad_content(field: str, why: str) -> RequestError:
+    return RequestError(f"{field} is not valid", why, "", field=field, code="invalid_value")

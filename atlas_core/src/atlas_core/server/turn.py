@@ -1,0 +1,90 @@
+"""The internal turn: what every face makes of a request, and what comes back for it."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from atlas_core.vocab.messages import Delta, FinishReason, Generate, Position
+
+UsageObject = dict[str, int | dict[str, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt; ``echo`` is the text to put before its answers."""
+
+    ids: tuple[int, ...]
+    echo: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One request, understood. Choice ``i`` is ``sequences[i]``; it answers ``prompts[i // n]``.
+
+    ``created`` is Unix time, seconds. ``fingerprint`` identifies model, plugins and settings.
+    """
+
+    id: str
+    created: int
+    model: str
+    fingerprint: str
+    prompts: tuple[Prompt, ...]
+    n: int
+    sequences: tuple[Generate, ...]
+    stream: bool = False
+    include_usage: bool = False
+    token_ids: bool = False
+
+    def prompt_of(self, choice: int) -> Prompt:
+        """The prompt that a choice answers."""
+        return self.prompts[choice // self.n]
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """Whether answers carry log-probabilities."""
+        return self.sequences[0].sampling.logprobs is not None
+
+
+@dataclass(slots=True)
+class Output:
+    """What one choice has gained so far."""
+
+    pieces: list[str] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    positions: list[Position] = field(default_factory=list)
+    finish: FinishReason | None = None
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+
+    def add(self, delta: Delta) -> None:
+        """Take one delta."""
+        self.pieces.append(delta.text)
+        self.tokens += delta.tokens
+        self.positions += delta.logprobs
+        self.count(delta)
+
+    def count(self, delta: Delta) -> None:
+        """Take a delta's totals only: streams need no more."""
+        self.finish = delta.finish
+        self.prompt_tokens = delta.prompt_tokens
+        self.completion_tokens = delta.completion_tokens
+        self.cached_tokens = delta.cached_tokens
+
+    @property
+    def text(self) -> str:
+        """The whole text."""
+        return "".join(self.pieces)
+
+
+def usage(outputs: Iterable[Output], n: int) -> UsageObject:
+    """OpenAI's usage object: every prompt counts once, however many answers were asked for."""
+    outputs = list(outputs)
+    prompt = sum(output.prompt_tokens for output in outputs[::n])
+    completion = sum(output.completion_tokens for output in outputs)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": sum(output.cached_tokens for output in outputs[::n])},
+        "completion_tokens_details": {"reasoning_tokens": 0},
+    }
