@@ -13,7 +13,7 @@ MakeTree = Callable[[Mapping[str, str]], tuple[KernelTree, Places]]
 
 @pytest.fixture
 def make_tree(tmp_path: Path) -> MakeTree:
-    """A function of {"package/hw/…": text} that writes the files and reads them as a tree. May be called again to change them."""
+    """A function of {"package/hw/…": text}: writes the files, reads the tree. Call it again to change some."""
     packages: dict[str, Path] = {}
 
     def make(files: Mapping[str, str]) -> tuple[KernelTree, Places]:

@@ -15,7 +15,8 @@ from atlas_core.vocab.target import Target
 HARDWARE = '[hardware]\nname = "toy"\nvendor = "fake"\narchs = ["one", "two"]\n'
 MANIFEST = (
     '[[module]]\nname = "scale"\nsource = "scale.cpp"\n'
-    '[[entry]]\nname = "scale"\nmodule = "scale"\nparams = ["ptr<const float> x", "ptr<float> y", "i32 n", "f32 factor"]\n'
+    '[[entry]]\nname = "scale"\nmodule = "scale"\n'
+    'params = ["ptr<const float> x", "ptr<float> y", "i32 n", "f32 factor"]\n'
 )
 FILES = {
     "machine/toy/HARDWARE.toml": HARDWARE,
@@ -60,7 +61,10 @@ class FakeTarget:
         return CompileReport({entry: 10}, {entry: self.spills}, {entry: 256}, "a warning")
 
 
-def build(make_tree, files, target, selection=Selection(archs=("one",)), workers=1):
+ONE = Selection(archs=("one",))
+
+
+def build(make_tree, files, target, selection=ONE, workers=1):
     tree, places = make_tree(files)
     told = []
     builder = Builder(tree, places, {"fake": target}, workers, told.append)
@@ -152,7 +156,8 @@ def test_spills_beyond_the_bound_are_refused_and_leave_nothing_behind(make_tree)
         build(make_tree, FILES, FakeTarget(spills=24))
     allowed = "[build]\nmax_spill_bytes = 24\nspill_reason = 'measured faster'\n"
     told, _, _ = build(make_tree, {
-        "machine/toy/common/KERNEL.toml": allowed + MANIFEST, "model/toy/llama/q4/KERNEL.toml": allowed + "[shadows]\nscale = 'r'\n"
+        "machine/toy/common/KERNEL.toml": allowed + MANIFEST,
+        "model/toy/llama/q4/KERNEL.toml": allowed + "[shadows]\nscale = 'r'\n"
     }, FakeTarget(spills=24))  # fmt: skip
     assert {state for _, _, state in told} == {"built"}
 
@@ -163,7 +168,11 @@ def test_entries_must_be_those_declared(make_tree):
 
 
 def test_one_broken_source_keeps_no_other_from_being_recorded(make_tree):
-    two = MANIFEST + '[[module]]\nname = "add"\nsource = "add.cpp"\n[[entry]]\nname = "scale"\nmodule = "add"\nparams = ["ptr<const float> x"]\n'
+    two = (
+        MANIFEST
+        + '[[module]]\nname = "add"\nsource = "add.cpp"\n'
+        + '[[entry]]\nname = "scale"\nmodule = "add"\nparams = ["ptr<const float> x"]\n'
+    )
     files = FILES | {"machine/toy/common/KERNEL.toml": two, "machine/toy/common/add.cpp": "broken scale"}
     with pytest.raises(KernelError, match="is broken"):
         build(make_tree, files, FakeTarget(), workers=2)
@@ -190,8 +199,15 @@ def test_selections_are_wildcards_over_what_is_declared(make_tree):
     common, leaf = Job("toy", "one-resolved", "common"), Job("toy", "one-resolved", "llama/q4")
     assert jobs(tree, targets, Selection("t*", archs=("one",))) == (common, leaf)
     assert jobs(tree, targets, Selection("toy", quant="q8", archs=("one",))) == (common,)
-    assert len(jobs(tree, targets, Selection())) == 4
-    for selection, says in ((Selection("tpu"), "No hardware matches"), (Selection(archs=("three",)), "no architecture 'three'")):
+    assert jobs(tree, targets, Selection()) == (common, leaf)
+    assert [job.arch for job in jobs(tree, targets, Selection(quant="q8", archs=("*",)))] == [
+        "one-resolved",
+        "two-resolved",
+    ]
+    for selection, says in (
+        (Selection("tpu"), "No hardware matches"),
+        (Selection(archs=("three",)), "no architecture 'three'"),
+    ):
         with pytest.raises(KernelError, match=says):
             jobs(tree, targets, selection)
     with pytest.raises(KernelError, match="Nobody offers a toolchain for 'fake'"):
@@ -203,7 +219,11 @@ def test_a_manifest_survives_being_written_and_read(make_tree):
     text = (places.compiled("model", "toy", "one-resolved", "llama/q4") / "manifest.json").read_text()
     layer = load(text, "m")
     assert dump(layer) == text
-    assert set(layer.declarations) == {"model:toy/llama/q4/KERNEL.toml", "machine:toy/common/KERNEL.toml", "machine:toy/HARDWARE.toml"}
+    assert set(layer.declarations) == {
+        "model:toy/llama/q4/KERNEL.toml",
+        "machine:toy/common/KERNEL.toml",
+        "machine:toy/HARDWARE.toml",
+    }
     assert set(layer.modules["scale"].files) == {"model:toy/llama/q4/scale.cpp"}
     for damaged in ("", "[]", "{}", json.dumps(json.loads(text) | {"format": 0}), text.replace("i32 n", "i33 n")):
         with pytest.raises(KernelError, match="m "):

@@ -24,7 +24,8 @@ def test_quoted_includes_are_followed_beside_the_includer_first():
 
 
 def test_comments_do_not_include_and_strings_do_not_comment():
-    text = '/* #include "a.h"\n#include "b.h" */\n// #include "c.h"\nauto s = "/*"; char q = \'"\';\n#include "real.h" // "*/"\n'
+    text = '/* #include "a.h"\n#include "b.h" */\n// #include "c.h"\n'
+    text += 'auto s = "/*"; char q = \'"\';\n#include "real.h" // "*/"\n'
     assert names({"p:a/x.cu": text, "p:a/real.h": ""}) == ["p:a/real.h", "p:a/x.cu"]
 
 
@@ -45,7 +46,12 @@ def test_what_cannot_be_followed_is_an_error_with_its_line(line, says):
 
 
 def test_the_key_changes_with_each_part():
-    keys = {content_key("s", "p", "c"), content_key("S", "p", "c"), content_key("s", "P", "c"), content_key("s", "p", "C")}
+    keys = {
+        content_key("s", "p", "c"),
+        content_key("S", "p", "c"),
+        content_key("s", "P", "c"),
+        content_key("s", "p", "C"),
+    }
     assert len(keys) == 4
 
 
@@ -55,4 +61,4 @@ def test_any_bytes_are_a_source_or_a_kernel_error(content):
     try:
         assert list(closure("p:a/x", (), {"p:a/x": content}.get)) == ["p:a/x"]
     except KernelError as error:
-        assert error.what.startswith("p:a/x")  # noqa: PT017
+        assert error.what.startswith("p:a/x")

@@ -8,14 +8,18 @@ import struct
 import sys
 
 import pytest
-from atlas_plugin_cpu.toolchain import CpuComputeTarget
 
 from atlas_core.kernels.build import Builder, Selection, jobs
 from atlas_core.kernels.library import KernelLibrary
 from atlas_core.vocab.errors import KernelError
 from atlas_core.vocab.target import Target
+from atlas_plugin_cpu.toolchain import CpuComputeTarget
 
-ENTRY = '[[entry]]\nname = "scale"\nmodule = "scale"\nparams = ["ptr<const float> x", "ptr<float> y", "i32 n", "u32 shift", "i64 base", "f32 factor"]\n'
+ENTRY = """[[entry]]
+name = "scale"
+module = "scale"
+params = ["ptr<const float> x", "ptr<float> y", "i32 n", "u32 shift", "i64 base", "f32 factor"]
+"""
 BODY = """#include "tune.h"
 #include <math.h>
 void scale(const float* x, float* y, int n, unsigned shift, int64_t base, float factor, int task, int ntasks) {
@@ -24,7 +28,7 @@ void scale(const float* x, float* y, int n, unsigned shift, int64_t base, float 
 }
 """
 FILES = {
-    "machine/toy/HARDWARE.toml": '[hardware]\nname = "toy"\nvendor = "cpu"\narchs = ["native", "x86-64-v3", "aarch64"]\n',
+    "machine/toy/HARDWARE.toml": "[hardware]\nname = 'toy'\nvendor = 'cpu'\narchs = ['native', 'x86-64-v3', 'aarch64']\n",
     "machine/toy/common/KERNEL.toml": '[[module]]\nname = "scale"\nsource = "scale.cpp"\n' + ENTRY
     + '[[instance]]\nname = "scale_16"\nmodule = "scale"\ndefines = { TUNE = 16 }\n',
     "machine/toy/common/scale.cpp": BODY,
@@ -86,7 +90,9 @@ def test_a_changed_header_rebuilds_and_nothing_else_does(make_tree, compiler):
     assert call(library.find("scale", "scale"))[1] == 0.5
 
 
-@pytest.mark.parametrize("wrong", [("const float* x", "const double* x"), ("void scale(", "void scales("), ("int n", "int64_t n")])
+@pytest.mark.parametrize(
+    "wrong", [("const float* x", "const double* x"), ("void scale(", "void scales("), ("int n", "int64_t n")]
+)
 def test_a_shadow_with_another_signature_does_not_link_and_the_entry_is_named(make_tree, compiler, wrong):
     files = FILES | {
         "model/toy/llama/q4/KERNEL.toml": "[shadows]\nscale = 'unrolled'\n",
@@ -120,7 +126,9 @@ def test_native_is_named_after_the_processor_and_no_other_is_built_here(tmp_path
     assert name.startswith("native-")
     assert name == target.resolve_arch("native") == target.resolve_arch(name)
     with pytest.raises(KernelError, match="another machine's processor"):
-        target.compile(target.find_compiler(), tmp_path / "x", tmp_path / "y", "native-00000000", (), (), tmp_path / "h")
+        target.compile(
+            target.find_compiler(), tmp_path / "x", tmp_path / "y", "native-00000000", (), (), tmp_path / "h"
+        )
     with pytest.raises(KernelError, match="x86-64-v9"):
         target.resolve_arch("x86-64-v9")
 

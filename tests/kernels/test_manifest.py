@@ -8,7 +8,14 @@ from atlas_core.kernels.manifest import parse_hardware_manifest, parse_kernel_ma
 from atlas_core.vocab.errors import KernelError
 from atlas_core.vocab.kernel import Param
 
-MODULE = '[[module]]\nname = "norm"\nsource = "norm.cpp"\n[[entry]]\nname = "norm"\nmodule = "norm"\nparams = ["ptr<const float> x", "i32 n"]\n'
+MODULE = """[[module]]
+name = "norm"
+source = "norm.cpp"
+[[entry]]
+name = "norm"
+module = "norm"
+params = ["ptr<const float> x", "i32 n"]
+"""
 HARDWARE = '[hardware]\nname = "toy"\nvendor = "cpu"\narchs = ["native"]\n'
 
 
@@ -46,7 +53,10 @@ def test_a_kernel_manifest_is_read_whole():
         (MODULE.replace("i32 n", "i32 x"), "use a name twice"),
         (MODULE.replace("i32 n", "i33 n"), "unknown kind 'i33'"),
         (MODULE + "[[instance]]\nname = 'n2'\nmodule = 'norm'", "equals its module"),
-        (MODULE + "[[instance]]\nname = 'n2'\nmodule = 'norm'\ndefines = { A = 'b; rm' }", "neither a number nor a word"),
+        (
+            MODULE + "[[instance]]\nname = 'n2'\nmodule = 'norm'\ndefines = { A = 'b; rm' }",
+            "neither a number nor a word",
+        ),
         ("[shadows]\nnorm = ''", "has no reason"),
     ],
 )
@@ -68,7 +78,8 @@ def test_a_misspelt_key_is_told_the_right_one():
 
 def test_a_hardware_manifest_is_read_whole():
     manifest = parse_hardware_manifest(
-        HARDWARE + "extends = 'base'\nflags = ['-DX']\nsm_count = 132\nmemory_bandwidth_gbps = 4800\nmemory_type = 'HBM3e'\n"
+        HARDWARE
+        + "extends = 'base'\nflags = ['-DX']\nsm_count = 132\nmemory_bandwidth_gbps = 4800\nmemory_type = 'HBM3e'\n"
         "memory_gb = 141.0\n[defaults]\nmax_batch_size = { value = 64, evidence = 'throughput is flat beyond' }\n",
         "HARDWARE.toml",
     )
@@ -95,12 +106,16 @@ def test_what_is_wrong_with_a_hardware_manifest_is_named(text, says):
         parse_hardware_manifest(text, "HARDWARE.toml")
 
 
-@pytest.mark.parametrize("text", ["ptr x", "ptr<const float> x", "i32 n", "u32 n", "i64 n", "f32 eps", "ptr<float* const> p", "ptr<a::b*> p"])
+@pytest.mark.parametrize(
+    "text", ["ptr x", "ptr<const float> x", "i32 n", "u32 n", "i64 n", "f32 eps", "ptr<float* const> p", "ptr<a::b*> p"]
+)
 def test_a_param_survives_being_written_and_read(text):
     assert str(parse_param(text)) == text
 
 
-@pytest.mark.parametrize("text", ["", "ptr", "x", "ptr<> x", "i32<int> n", "ptr<float x", "ptr<float; int> x", "ptr<a> x, int y", "i32 2n"])
+@pytest.mark.parametrize(
+    "text", ["", "ptr", "x", "ptr<> x", "i32<int> n", "ptr<float x", "ptr<float; int> x", "ptr<a> x, int y", "i32 2n"]
+)
 def test_a_param_that_is_none_is_refused(text):
     with pytest.raises(ValueError, match=r"."):
         parse_param(text)

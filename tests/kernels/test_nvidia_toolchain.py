@@ -1,14 +1,16 @@
 """Toy kernels through nvcc, where there is one; reading its report needs none."""
 
 import pytest
-from atlas_nvidia.toolchain import NvidiaComputeTarget, read_report
 
 from atlas_core.kernels.build import Builder, Selection, jobs
 from atlas_core.kernels.library import KernelLibrary
 from atlas_core.vocab.errors import KernelError
 from atlas_core.vocab.target import Target
+from atlas_nvidia.toolchain import NvidiaComputeTarget, read_report
 
-ENTRY = '[[entry]]\nname = "scale"\nmodule = "scale"\nparams = ["ptr<const float> x", "ptr<__nv_bfloat16> y", "i32 n"]\n'
+ENTRY = (
+    '[[entry]]\nname = "scale"\nmodule = "scale"\nparams = ["ptr<const float> x", "ptr<__nv_bfloat16> y", "i32 n"]\n'
+)
 BODY = """extern "C" __global__ void scale(const float* x, __nv_bfloat16* y, int n) {
     __shared__ float tile[64];
     tile[threadIdx.x] = x[threadIdx.x];
@@ -87,7 +89,9 @@ def test_nvcc_is_found_where_cuda_home_says_or_that_place_is_named(monkeypatch, 
 def test_a_prototype_brings_the_headers_of_its_types():
     text = NvidiaComputeTarget().prototype("f", [("ptr<const __half>", "x"), ("ptr", "out"), ("f32", "eps")])
     assert text.splitlines() == [
-        "#include <cuda_fp16.h>", "#include <stdint.h>", 'extern "C" __global__ void f(const __half* x, void* out, float eps);'
+        "#include <cuda_fp16.h>",
+        "#include <stdint.h>",
+        'extern "C" __global__ void f(const __half* x, void* out, float eps);'
     ]  # fmt: skip
 
 

@@ -24,8 +24,9 @@ _Command = Callable[..., Any]
 
 def roots(registry: Registry) -> tuple[KernelRoot, ...]:
     """Every kernel root that an installed plugin declares."""
-    declared = [*registry.hardware.values(), *registry.models.values()]
-    return tuple(dict.fromkeys(root for declaration in declared for root in declaration.kernel_roots))
+    machines = (root for declaration in registry.hardware.values() for root in declaration.kernel_roots)
+    models = (root for declaration in registry.models.values() for root in declaration.kernel_roots)
+    return tuple(dict.fromkeys((*machines, *models)))
 
 
 def toolchains(registry: Registry) -> dict[str, ComputeTarget]:
@@ -40,13 +41,15 @@ def group() -> None:
 
 
 def _selection(command: _Command) -> _Command:
-    for option in reversed((
-        click.option("--hw", "hardware", envvar="ATLAS_TARGET_HW", default="*", show_default=True, help="Hardware; * and ? match."),
-        click.option("--model", envvar="ATLAS_TARGET_MODEL", default="*", show_default=True, help="Model folder of leaves."),
-        click.option("--quant", envvar="ATLAS_TARGET_QUANT", default="*", show_default=True, help="Quantisation folder of leaves."),
-    )):  # fmt: skip
-        command = option(command)
-    return command
+    command = click.option(
+        "--quant", envvar="ATLAS_TARGET_QUANT", default="*", show_default=True, help="Quantisation of the leaves."
+    )(command)
+    command = click.option(
+        "--model", envvar="ATLAS_TARGET_MODEL", default="*", show_default=True, help="Model of the leaves."
+    )(command)
+    return click.option(
+        "--hw", "hardware", envvar="ATLAS_TARGET_HW", default="*", show_default=True, help="Hardware; * and ? match."
+    )(command)
 
 
 @group.command("list")
@@ -72,7 +75,10 @@ def _rows(tree: KernelTree, places: Places, hardware: str) -> list[dict[str, Any
         return [_row(unit, "inherited by others") for unit in tree.units(hardware)]
     archs = compiled_archs(tree, places, hardware)
     rows = []
-    for layer in (COMMON, *(f"{model}/{quant}" for machine, model, quant in sorted(tree.leaves) if machine == hardware)):
+    for layer in (
+        COMMON,
+        *(f"{model}/{quant}" for machine, model, quant in sorted(tree.leaves) if machine == hardware),
+    ):
         model, _, quant = layer.partition("/") if layer != COMMON else ("*", "", "*")
         stale = {arch: KernelLibrary(tree, places, Target(hardware, arch, model, quant)).stale() for arch in archs}
         for unit in tree.units(hardware, layer):
@@ -83,8 +89,8 @@ def _rows(tree: KernelTree, places: Places, hardware: str) -> list[dict[str, Any
 
 def _row(unit: Unit, state: str) -> dict[str, Any]:
     return {
-        "hardware": unit.hardware, "layer": unit.layer, "module": unit.module, "source": unit.source, "origin": unit.origin,
-        "defines": dict(unit.defines), "state": state,
+        "hardware": unit.hardware, "layer": unit.layer, "module": unit.module,
+        "source": unit.source, "origin": unit.origin, "defines": dict(unit.defines), "state": state,
         "entries": {entry.name: [str(param) for param in entry.params] for entry in unit.entries},
     }  # fmt: skip
 
@@ -98,13 +104,26 @@ def lint() -> None:
         click.echo(str(finding))
     if findings:
         raise KernelError(f"{len(findings)} findings in the kernel tree", cure="Correct what is listed above.")
-    click.echo(f"{len(tree.hardware)} hardware, {len(tree.leaves)} leaves, {len(tree.dormant)} dormant: nothing is wrong")
+    click.echo(
+        f"{len(tree.hardware)} hardware, {len(tree.leaves)} leaves, {len(tree.dormant)} dormant: nothing is wrong"
+    )
 
 
 @group.command("build")
 @_selection
-@click.option("--arch", "archs", multiple=True, help="Architecture, repeatable; all that the hardware declares if not given.")
-@click.option("--jobs", "workers", type=click.IntRange(min=1), default=None, help="Compilers at once; one a processor if not given.")
+@click.option(
+    "--arch",
+    "archs",
+    multiple=True,
+    help="Architecture, repeatable; * and ? match. The first that the hardware declares if not given.",
+)
+@click.option(
+    "--jobs",
+    "workers",
+    type=click.IntRange(min=1),
+    default=None,
+    help="Compilers at once; one a processor if not given.",
+)
 @click.option("--skip-build", envvar="ATLAS_SKIP_BUILD", is_flag=True, help="Do nothing, and say so.")
 @click.option("-v", "--verbose", is_flag=True, help="Name what was up to date as well.")
 def build(
@@ -141,34 +160,36 @@ def _resources(built: Built) -> str:
     return f": {'; '.join(known)}" if known else ""
 
 
+def _trial(command: _Command) -> _Command:
+    command = click.option("--json", "as_json", is_flag=True, help="Print JSON.")(command)
+    return _selection(click.option("--op", "ops", multiple=True, help="Only this op, repeatable.")(command))
+
+
 @group.command("test")
-@_selection
-@click.option("--op", "ops", multiple=True, help="Only this op, repeatable.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@_trial
 def test(hardware: str, model: str, quant: str, ops: Sequence[str], as_json: bool) -> int:
     """Hold every kernel against its op's reference, on the device. Exits 1 when one differs."""
     from atlas_core.conformance.run import run_tests
 
-    return run_tests(discover_plugins(), Selection(hardware, model, quant), tuple(ops), as_json=as_json, write=click.echo)
+    chosen = Selection(hardware, model, quant)
+    return run_tests(discover_plugins(), chosen, tuple(ops), as_json=as_json, write=click.echo)
 
 
 @group.command("bench")
-@_selection
-@click.option("--op", "ops", multiple=True, help="Only this op, repeatable.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@_trial
 def bench(hardware: str, model: str, quant: str, ops: Sequence[str], as_json: bool) -> int:
     """Time every kernel on the device, beside the time that its bytes and flops need at least."""
     from atlas_core.conformance.run import run_bench
 
-    return run_bench(discover_plugins(), Selection(hardware, model, quant), tuple(ops), as_json=as_json, write=click.echo)
+    chosen = Selection(hardware, model, quant)
+    return run_bench(discover_plugins(), chosen, tuple(ops), as_json=as_json, write=click.echo)
 
 
 @group.command("support")
-@_selection
-@click.option("--op", "ops", multiple=True, help="Only this op, repeatable.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@_trial
 def support(hardware: str, model: str, quant: str, ops: Sequence[str], as_json: bool) -> int:
     """Show which implementation takes which op, and why others refuse. Needs no device."""
     from atlas_core.conformance.run import run_support
 
-    return run_support(discover_plugins(), Selection(hardware, model, quant), tuple(ops), as_json=as_json, write=click.echo)
+    chosen = Selection(hardware, model, quant)
+    return run_support(discover_plugins(), chosen, tuple(ops), as_json=as_json, write=click.echo)

@@ -16,13 +16,16 @@ from atlas_core.kernels.closure import closure, content_key, source_key
 from atlas_core.kernels.prototypes import prototype_header
 from atlas_core.kernels.record import MANIFEST, CompiledEntry, CompiledLayer, CompiledModule, dump, load
 from atlas_core.kernels.scan import Places
-from atlas_core.kernels.tree import COMMON, KernelTree, Unit
+from atlas_core.kernels.tree import COMMON, Hardware, KernelTree, Unit
 from atlas_core.vocab.errors import KernelError
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Shell-style wildcards. A selected hardware brings its common layer; no ``archs`` means all that it declares."""
+    """Shell-style wildcards. A selected hardware brings its common layer.
+
+    No ``archs`` means the first that the hardware declares, ``("*",)`` all of them.
+    """
 
     hardware: str = "*"
     model: str = "*"
@@ -56,33 +59,39 @@ Progress = Callable[[Built], None]
 def jobs(tree: KernelTree, targets: Mapping[str, ComputeTarget], selection: Selection) -> tuple[Job, ...]:
     """The output folders that a selection means.
 
-    Raises KernelError when the hardware's tree is broken, when nothing matches, or for an architecture or vendor that nobody offers.
+    Raises KernelError when nothing matches, when what matches is broken, or when nobody offers the toolchain.
     """
-    names = [name for name, machine in tree.hardware.items() if fnmatch.fnmatchcase(name, selection.hardware)]
-    machines = [tree.hardware[name] for name in sorted(names) if not tree.hardware[name].manifest.abstract]
-    if not machines:
-        known = (
-            ", ".join(sorted(name for name, machine in tree.hardware.items() if not machine.manifest.abstract))
-            or "none"
-        )
-        raise KernelError(
-            f"No hardware matches {selection.hardware!r}", f"Known: {known}.", "Correct --hw or install the plugin."
-        )
     found: list[Job] = []
-    for machine in machines:
+    for machine in _machines(tree, selection.hardware):
         name, declared = machine.manifest.name, machine.manifest.archs
         tree.refuse_findings(folder=name)
-        for arch in selection.archs or declared:
-            if arch not in declared:
-                raise KernelError(
-                    f"{name} has no architecture {arch!r}", f"Declared: {', '.join(declared)}.", "Correct --arch."
-                )
-            resolved = _target(targets, machine.manifest.vendor).resolve_arch(arch)
-            found.append(Job(name, resolved, COMMON))
-            for hardware, model, quant in sorted(tree.leaves):
-                if hardware == name and _matches(model, selection.model) and _matches(quant, selection.quant):
-                    found.append(Job(name, resolved, f"{model}/{quant}"))
+        target = _target(targets, machine.manifest.vendor)
+        leaves = [
+            f"{model}/{quant}"
+            for hardware, model, quant in sorted(tree.leaves)
+            if hardware == name and _matches(model, selection.model) and _matches(quant, selection.quant)
+        ]
+        for arch in _archs(name, declared, selection.archs):
+            resolved = target.resolve_arch(arch)
+            found += [Job(name, resolved, layer) for layer in (COMMON, *leaves)]
     return tuple(dict.fromkeys(found))
+
+
+def _machines(tree: KernelTree, pattern: str) -> list[Hardware]:
+    real = {name: machine for name, machine in sorted(tree.hardware.items()) if not machine.manifest.abstract}
+    found = [machine for name, machine in real.items() if _matches(name, pattern)]
+    if not found:
+        known = f"Known: {', '.join(real) or 'none'}."
+        raise KernelError(f"No hardware matches {pattern!r}", known, "Correct --hw or install the plugin.")
+    return found
+
+
+def _archs(name: str, declared: tuple[str, ...], patterns: tuple[str, ...]) -> tuple[str, ...]:
+    for pattern in patterns:
+        if not any(_matches(arch, pattern) for arch in declared):
+            known = f"Declared: {', '.join(declared)}."
+            raise KernelError(f"{name} has no architecture {pattern!r}", known, "Correct --arch.")
+    return tuple(arch for arch in declared if any(_matches(arch, pattern) for pattern in patterns or declared[:1]))
 
 
 def _matches(name: str, pattern: str) -> bool:

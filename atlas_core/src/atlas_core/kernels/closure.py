@@ -53,9 +53,10 @@ def closure(source: str, includes: Sequence[str], read: Read) -> dict[str, str]:
     """SHA-256 (hex) of ``source`` and of every file reached from it by quoted includes, by ``package:path``, sorted.
 
     ``read`` gives a file's bytes or None. A quoted name is looked for beside its includer, then in ``includes`` in
-    order, as compilers do. Conditions are not evaluated: a file included under any condition counts. Raises KernelError,
-    naming file and line, for a quoted file that does not exist, a macro as a file name, and an angle include of a file
-    of the tree.
+    order, as compilers do. Conditions are not evaluated: a file included under any condition counts.
+
+    Raises KernelError, naming file and line, for a quoted file that does not exist, a macro as a file name, and an
+    angle include of a file of the tree.
     """
     start = read(source)
     if start is None:
@@ -99,7 +100,7 @@ def _digest(*parts: object) -> str:
 
 
 def source_key(unit: Unit, files: dict[str, str], arch: str) -> str:
-    """The key of what the tree says: sources, flags, defines, entries, architecture. Serving checks it without a compiler."""
+    """The key of what the tree says: sources, flags, defines, entries, architecture. Needs no compiler."""
     entries = [[entry.name, [str(param) for param in entry.params]] for entry in unit.entries]
     return _digest(unit.source, files, unit.flags, unit.defines, entries, unit.max_spill_bytes, arch)
 

@@ -9,7 +9,7 @@ from atlas_core.vocab.errors import KernelError
 def run_compiler(command: Sequence[str], what: str) -> str:
     """Run ``command`` and give its output and diagnostics together, as text.
 
-    Raises KernelError, with ``what`` in its first line and the compiler's own words, when it fails or cannot be started.
+    Raises KernelError with ``what`` and the compiler's own words when it fails or cannot be started.
     """
     try:
         done = subprocess.run(

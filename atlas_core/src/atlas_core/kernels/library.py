@@ -18,7 +18,8 @@ from atlas_core.vocab.target import Target
 class CompiledKernel:
     """One entry, ready to be loaded. ``origin`` says whose source it is.
 
-    Resources are None where the compiler does not tell. ``params`` are what ``GpuBackend.prepare_launch`` holds arguments against.
+    ``params`` are what ``GpuBackend.prepare_launch`` holds arguments against; resources are None where the compiler
+    does not tell.
     """
 
     module: str

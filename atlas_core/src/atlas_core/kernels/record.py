@@ -16,7 +16,7 @@ _REBUILD = "Delete the folder and run atlas kernels build."
 
 @dataclass(frozen=True, slots=True)
 class CompiledEntry:
-    """One entry of a binary: registers and bytes spilled a thread, bytes of static shared memory; None when not told."""
+    """One entry of a binary: registers and spilled bytes a thread, bytes of static shared memory; None: not told."""
 
     params: tuple[Param, ...]
     registers: int | None = None

@@ -1,7 +1,7 @@
-"""ComputeTarget ``nvidia``: CUDA C++ to cubins of one exact architecture, by nvcc. No PTX is kept, so none is ever compiled.
+"""ComputeTarget ``nvidia``: CUDA C++ to cubins of one exact architecture, by nvcc. No PTX is kept, so none is compiled.
 
-An entry is ``extern "C" __global__``. The generated header declares it so: a definition with other parameters is an overload
-with C linkage, which nvcc refuses, or has C++ linkage, which the build sees in the compiler's list of entries.
+An entry is ``extern "C" __global__``, and the generated header declares it so. A definition with other parameters is an
+overload with C linkage, which nvcc refuses, or has C++ linkage, which the build sees in the compiler's list of entries.
 """
 
 import os
@@ -66,7 +66,7 @@ class NvidiaComputeTarget:
         return Compiler((str(path),), f"nvcc {match[0]}; {' '.join(_FLAGS)}")
 
     def resolve_arch(self, arch: str) -> str:
-        """Every name stands for itself. Raises KernelError for what is no architecture; nothing depends on a GPU being here."""
+        """Every name stands for itself: no GPU is asked. Raises KernelError for what is no architecture."""
         if _ARCH.fullmatch(arch) is None:
             raise KernelError(f"{arch!r} is not a CUDA architecture", cure="Write sm_90a, sm_121a and so on.")
         return arch
@@ -82,7 +82,7 @@ class NvidiaComputeTarget:
         self, compiler: Compiler, source: Path, output: Path, arch: str, flags: Sequence[str], includes: Sequence[Path],
         forced: Path,
     ) -> CompileReport:  # fmt: skip
-        """Make a cubin and read registers, spills and static shared memory from ptxas. Raises KernelError with nvcc's words."""
+        """Make a cubin; the report is that of ptxas. Raises KernelError with nvcc's words."""
         number = self.resolve_arch(arch).removeprefix("sm_")
         command = [*compiler.command, *_FLAGS, "-gencode", f"arch=compute_{number},code=sm_{number}", *flags]
         for folder in includes:

@@ -1,11 +1,11 @@
 """ComputeTarget ``cpu``: C++ kernels as shared objects, by g++, clang++ or the compiler inside the ``ziglang`` wheel.
 
-A kernel is an ordinary typed function ``void entry(<parameters>, int task, int ntasks)``. The generated header declares it and
-defines beside it the one symbol that the runtime calls, ``atlas_entry_<entry>(const uint64_t* slots, int task, int ntasks)``:
-each argument is one 8-byte slot, integers as int64, a float in the low four bytes, a pointer as its address.
+A kernel is an ordinary typed function ``void entry(<parameters>, int task, int ntasks)``. The generated header declares
+it and defines the one symbol that the runtime calls, ``atlas_entry_<entry>(const uint64_t* slots, int task, int
+ntasks)``: each argument is one 8-byte slot, integers as int64, a float in the low four bytes, a pointer as its address.
 
-Kernels are written in C++17 with C headers only: a binary needs libc, libm and nothing of any C++ library, so that every
-compiler will do. No value is contracted or reassociated by the compiler: a fused multiply-add is where the source says
+Kernels are written in C++17 with C headers only: a binary needs libc, libm and nothing of any C++ library, so that
+every compiler will do. The compiler contracts and reassociates nothing: a fused multiply-add is where the source says
 ``__builtin_fmaf`` (or an intrinsic), so the bits depend on the source alone.
 """
 
@@ -27,11 +27,15 @@ from atlas_core.vocab.errors import KernelError
 
 _FLAGS = (
     "-std=c++17", "-O3", "-g0", "-fPIC", "-shared", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno",
-    "-fno-exceptions", "-fno-rtti", "-fno-threadsafe-statics", "-nostdinc++", "-Wall", "-Wextra", "-Wno-unused-parameter",
+    "-fno-exceptions", "-fno-rtti", "-fno-threadsafe-statics", "-nostdinc++",
+    "-Wall", "-Wextra", "-Wno-unused-parameter",
     # A kernel that does not define what the header declares must not link.
     "-Wl,-z,defs",
 )  # fmt: skip
-_LIBRARIES = {"gcc": ("-nodefaultlibs", "-lm", "-lpthread", "-lc", "-lgcc"), "clang": ("-nostdlib++", "-lm", "-lpthread")}
+_LIBRARIES = {
+    "gcc": ("-nodefaultlibs", "-lm", "-lpthread", "-lc", "-lgcc"),
+    "clang": ("-nostdlib++", "-lm", "-lpthread"),
+}
 _MACHINES = {"x86-64-v3": "x86_64", "x86-64-v4": "x86_64", "aarch64": "aarch64"}
 _OWN_NAMES = frozenset({"slots", "task", "ntasks"})
 _NATIVE = "native"
@@ -84,16 +88,18 @@ class CpuComputeTarget:
         )
 
     def _describe(self, command: tuple[str, ...]) -> Compiler:
-        line = run_compiler([*command, "--version"], "Asking the C++ compiler for its version").partition("\n")[0].strip()
+        line = (
+            run_compiler([*command, "--version"], "Asking the C++ compiler for its version").partition("\n")[0].strip()
+        )
         if "ziglang" in command or Path(command[0]).name == "zig":
             zig = command[: command.index("c++")] if "c++" in command else command
             line = f"zig {run_compiler([*zig, 'version'], 'Asking zig for its version').strip()}, {line}"
         return Compiler(command, f"{line}; {' '.join(_FLAGS)}")
 
     def resolve_arch(self, arch: str) -> str:
-        """``native`` becomes ``native-<8 hex digits of the processor>``; other known names stand. Raises KernelError."""
+        """``native`` becomes ``native-<8 hex digits>`` of the processor; known names stand, others raise KernelError."""
         if arch == _NATIVE:
-            facts = "\n".join((_machine(), _processor()))
+            facts = _machine() + "\n" + _processor()
             return f"{_NATIVE}-{hashlib.sha256(facts.encode()).hexdigest()[:8]}"
         if arch in _MACHINES or re.fullmatch(r"native-[0-9a-f]{8}", arch):
             return arch
@@ -106,7 +112,9 @@ class CpuComputeTarget:
         """
         taken = [name for _, name in params if name in _OWN_NAMES]
         if taken:
-            raise KernelError(f"Entry {entry} has a parameter named {taken[0]!r}, which every CPU kernel has", cure="Rename it.")
+            raise KernelError(
+                f"Entry {entry} has a parameter named {taken[0]!r}, which every CPU kernel has", cure="Rename it."
+            )
         listed = c_parameters(params)
         unpacked = [_unpack(declared, index) for index, (declared, _) in enumerate(params)]
         return "\n".join((
@@ -123,7 +131,7 @@ class CpuComputeTarget:
         self, compiler: Compiler, source: Path, output: Path, arch: str, flags: Sequence[str], includes: Sequence[Path],
         forced: Path,
     ) -> CompileReport:  # fmt: skip
-        """Make a shared object. Raises KernelError with the compiler's words, or when it cannot make code for ``arch``."""
+        """Make a shared object. Raises KernelError with the compiler's words, or when ``arch`` is not its own."""
         zig, family = compiler.version.startswith("zig "), _family(compiler.version)
         command = [*compiler.command, *_FLAGS, *self._target_flags(arch, zig=zig), *flags]
         for folder in includes:
@@ -135,7 +143,9 @@ class CpuComputeTarget:
         if arch.startswith(f"{_NATIVE}-"):
             here = self.resolve_arch(_NATIVE)
             if arch != here:
-                raise KernelError(f"{arch} is another machine's processor, this one is {here}", cure=f"Build with --arch {_NATIVE}.")
+                raise KernelError(
+                    f"{arch} is another machine's processor, this one is {here}", cure=f"Build with --arch {_NATIVE}."
+                )
             return ["-march=native"]
         machine = _MACHINES[self.resolve_arch(arch)]
         if zig:
@@ -158,5 +168,6 @@ def _unpack(declared: str, index: int) -> str:
     if declared.startswith("ptr"):
         return f"reinterpret_cast<{c_type(declared)}>(static_cast<uintptr_t>({slot}))"
     if declared == "f32":
-        return f"[&] {{ uint32_t low = static_cast<uint32_t>({slot}); float value; memcpy(&value, &low, 4); return value; }}()"
+        low = f"const uint32_t low = static_cast<uint32_t>({slot});"
+        return f"[&] {{ {low} float value; memcpy(&value, &low, 4); return value; }}()"
     return f"static_cast<{c_type(declared)}>({slot})"
