@@ -91,7 +91,7 @@ class WeightStore:
         order = self._sources[owner].row_order
         if order is not None:
             rows = info.shape[0] if info.shape else 0
-            if not order or min(order) < 0 or max(order) >= rows:
+            if not order or min(order) < 0 or max(order) >= rows or info.nbytes % rows:
                 raise self._wrong_shape(canonical, info, (max(order, default=0) + 1, *shape[1:]))
             info = TensorInfo(
                 info.name, (len(order), *info.shape[1:]), info.layout, info.nbytes // rows * len(order)
@@ -118,7 +118,7 @@ class WeightStore:
         if width * len(order) >= _RUN_BYTES * len(runs):
             return self._checkpoint.read(stored, runs)
         rows = np.frombuffer(self._checkpoint.read(stored), np.uint8).reshape(info.shape[0], width)
-        return memoryview(rows[np.asarray(order)]).cast("B")
+        return memoryview(rows[np.asarray(order)].reshape(-1))
 
     def unused(self) -> Sequence[str]:
         """Tensors that are neither used nor ignored: none, since construction refuses them."""

@@ -67,7 +67,7 @@ class DummyCheckpoint:
             size = (end - start) * width
             self._fill(out[filled : filled + size], name, start * width)
             filled += size
-        return memoryview(out).cast("B")
+        return out.view(np.uint8).data
 
     def tokenizer(self) -> TokenizerSource:
         """The directory's own. Raises CheckpointError when there is none."""

@@ -17,19 +17,21 @@ class RangeFile:
         """Raises CheckpointError when the file cannot be opened."""
         self.path = path
         try:
-            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            self._file = path.open("rb", buffering=0)
         except OSError as error:
             raise unreadable(path, error) from error
-        self.size = os.fstat(self._fd).st_size
+        self.size = os.fstat(self._file.fileno()).st_size
 
     def read(self, ranges: Sequence[tuple[int, int]]) -> memoryview:
         """The bytes of the ranges [start, end), one after another. Raises CheckpointError when the file ends before."""
+        descriptor = self._file.fileno()
         view = memoryview(bytearray(sum(end - start for start, end in ranges)))
         filled = 0
-        for start, end in ranges:
+        for first, end in ranges:
+            start = first
             while start < end:
                 try:
-                    got = os.preadv(self._fd, [view[filled : filled + end - start]], start)
+                    got = os.preadv(descriptor, [view[filled : filled + end - start]], start)
                 except OSError as error:
                     raise unreadable(self.path, error) from error
                 if got == 0:
@@ -44,9 +46,7 @@ class RangeFile:
 
     def close(self) -> None:
         """Safe to call twice."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        self._file.close()
 
 
 def unreadable(path: Path, error: OSError) -> CheckpointError:

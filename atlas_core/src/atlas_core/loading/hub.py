@@ -38,7 +38,7 @@ def snapshot(repo: str, revision: str | None, progress: Progress, *, files: list
             _first_line(error),
             "check the spelling; set HF_TOKEN if it is private",
         ) from error
-    except Exception as error:  # no network: the library passes on whatever its HTTP client raises
+    except Exception as error:  # noqa: BLE001 - no network: the library passes on whatever its HTTP client raises
         unreachable = _first_line(error)
     try:
         folder = snapshot_download(
@@ -72,9 +72,11 @@ def _first_line(error: Exception) -> str:
 
 def _bar(repo: str, progress: Progress) -> Any:
     """A progress bar class for the library that draws nothing and reports bytes."""
-    from huggingface_hub.utils import tqdm
+    from huggingface_hub import utils
 
-    class Reporting(tqdm):  # type: ignore[misc]
+    library_bar: Any = utils.tqdm  # type: ignore[attr-defined]  # a name that it does not list, and documents
+
+    class Reporting(library_bar):  # type: ignore[misc]
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             # The library counts bytes received and bytes written in two bars, and files in a third.
             self._reports = kwargs.get("unit") == "B" and not str(kwargs.get("name", "")).endswith(".transfer")

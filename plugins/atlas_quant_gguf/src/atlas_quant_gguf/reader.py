@@ -11,9 +11,9 @@ from atlas_core.vocab.layout import StorageLayout
 from atlas_core.vocab.model import TensorInfo
 from atlas_core.vocab.verdict import Verdict
 from atlas_quant_gguf.config import generation_defaults, hub_config
+from atlas_quant_gguf.ggml import BY_NAME
 from atlas_quant_gguf.metadata import MAGIC, read_header
 from atlas_quant_gguf.tokenizer import tokenizer_source
-from atlas_quant_gguf.ggml import BY_NAME
 
 
 class GgufReader:
@@ -59,11 +59,11 @@ class GgufCheckpoint:
             self._size = os.fstat(self._file.fileno()).st_size
             self._header = read_header(self._file, self._size, path)
             config = hub_config(self._header, path, self._values)
+            self.generation_config: Mapping[str, Any] = generation_defaults(self._header.metadata, path)
         except BaseException:
             self._file.close()
             raise
         self.config: Mapping[str, Any] = config.values
-        self.generation_config: Mapping[str, Any] = generation_defaults(self._header.metadata)
         self.quantization: Mapping[str, Any] = {}
         self.tensors: Mapping[str, TensorInfo] = {
             tensor.name: TensorInfo(tensor.name, tensor.shape, tensor.layout.name, tensor.nbytes)

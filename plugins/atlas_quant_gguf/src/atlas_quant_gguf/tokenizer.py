@@ -38,9 +38,9 @@ def tokenizer_source(metadata: Mapping[str, Any], path: Path) -> TokenizerSource
     """The tokenizer with its templates and special tokens. Raises CheckpointError for a kind that is not known."""
     model = metadata.get("tokenizer.ggml.model")
     tokens = _strings(metadata, "tokenizer.ggml.tokens", path)
-    kinds = metadata.get("tokenizer.ggml.token_type") or [_Kind.NORMAL] * len(tokens)
-    if len(kinds) != len(tokens):
-        raise _refuse(path, f"it has {len(tokens)} tokens and {len(kinds)} token types")
+    kinds = metadata.get("tokenizer.ggml.token_type", [int(_Kind.NORMAL)] * len(tokens))
+    if not isinstance(kinds, list) or len(kinds) != len(tokens) or not all(type(kind) is int for kind in kinds):
+        raise _refuse(path, "tokenizer.ggml.token_type does not hold one number for each token")
     if len(set(tokens)) != len(tokens):
         raise _refuse(path, "it has the same token twice")
     if model == "gpt2":
@@ -49,8 +49,9 @@ def tokenizer_source(metadata: Mapping[str, Any], path: Path) -> TokenizerSource
         parts, add_bos = _sentencepiece(metadata, tokens, kinds, path), True
     else:
         raise _refuse(path, f"its tokenizer.ggml.model is {model!r}; gpt2 and llama are known")
-    if metadata.get("tokenizer.ggml.add_eos_token") is True:
-        raise _refuse(path, "it ends every text with eos (tokenizer.ggml.add_eos_token), as no chat model does")
+    for key in ("tokenizer.ggml.add_eos_token", "tokenizer.ggml.add_sep_token"):
+        if metadata.get(key) is True:
+            raise _refuse(path, f"it ends every text with a token of its own ({key}), as no chat model does")
     added = [
         {
             "id": index, "content": token, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
@@ -100,8 +101,8 @@ def _sentencepiece(
 ) -> dict[str, Any]:
     """Parts of a tokenizer.json that merges as SentencePiece's BPE does: always the pair that makes the best-scored piece."""
     scores = metadata.get("tokenizer.ggml.scores")
-    if not isinstance(scores, list) or len(scores) != len(tokens):
-        raise _refuse(path, "it has no score for each token (tokenizer.ggml.scores)")
+    if not isinstance(scores, list) or len(scores) != len(tokens) or not all(type(score) is float for score in scores):
+        raise _refuse(path, "tokenizer.ggml.scores does not hold one number for each token")
     if metadata.get("tokenizer.ggml.remove_extra_whitespaces") is True:
         raise _refuse(path, "it removes blanks (tokenizer.ggml.remove_extra_whitespaces), which cannot be undone in answers")
     unknown = next((token for token, kind in zip(tokens, kinds, strict=True) if kind == _Kind.UNKNOWN), None)
