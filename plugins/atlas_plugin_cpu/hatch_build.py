@@ -2,8 +2,8 @@
 """Puts the compiled kernels of this distribution into its wheel, and refuses when they are missing or stale.
 
 It compiles nothing and imports nothing of Atlas: a wheel is built in an environment of its own. ATLAS_SKIP_BUILD=1
-makes a wheel of sources alone. Builds for the very machine (``native-…``) stay at home, and so do those for another kind
-of machine.
+makes a wheel of sources alone. Builds for the very machine (``native-…``) stay at home, and so do those for another
+kind of machine.
 """
 
 import hashlib

@@ -1,6 +1,7 @@
 """The build with a toolchain of the test's own: what is built, kept, refused, found."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -228,3 +229,16 @@ def test_a_manifest_survives_being_written_and_read(make_tree):
     for damaged in ("", "[]", "{}", json.dumps(json.loads(text) | {"format": 0}), text.replace("i32 n", "i33 n")):
         with pytest.raises(KernelError, match="m "):
             load(damaged, "m")
+
+
+def test_two_builds_at_once_compile_everything_once(make_tree):
+    tree, places = make_tree(FILES)
+    target = FakeTarget()
+    work = jobs(tree, {"fake": target}, ONE)
+    with ThreadPoolExecutor(4) as pool:
+        told = [
+            each.result()
+            for each in [pool.submit(Builder(tree, places, {"fake": target}).build, job) for job in work * 4]
+        ]
+    assert len(target.compiled) == 2
+    assert sorted(built.state for layer in told for built in layer) == ["built"] * 2 + ["kept"] * 6

@@ -28,7 +28,7 @@ void scale(const float* x, float* y, int n, unsigned shift, int64_t base, float 
 }
 """
 FILES = {
-    "machine/toy/HARDWARE.toml": "[hardware]\nname = 'toy'\nvendor = 'cpu'\narchs = ['native', 'x86-64-v3', 'aarch64']\n",
+    "machine/toy/HARDWARE.toml": "[hardware]\nname = 'toy'\nvendor = 'cpu'\narchs = ['native','x86-64-v3','aarch64']\n",
     "machine/toy/common/KERNEL.toml": '[[module]]\nname = "scale"\nsource = "scale.cpp"\n' + ENTRY
     + '[[instance]]\nname = "scale_16"\nmodule = "scale"\ndefines = { TUNE = 16 }\n',
     "machine/toy/common/scale.cpp": BODY,

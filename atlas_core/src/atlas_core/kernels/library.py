@@ -63,6 +63,7 @@ class KernelLibrary:
         self._layers = tuple(dict.fromkeys((tree.layer(target.hardware, target.model, target.quant), COMMON)))
         self._units: dict[str, dict[str, Unit]] = {}
         self._compiled: dict[str, CompiledLayer | None] = {}
+        self._reasons: dict[tuple[str, str], str] = {}
         tree.refuse_findings(folder=f"{target.hardware}/{target.model}/{target.quant}")
         for layer in self._layers:
             units = tree.units(target.hardware, layer)
@@ -132,6 +133,13 @@ class KernelLibrary:
             raise KernelError(f"{path} cannot be read: {error}", cure="Correct its permissions.") from error
 
     def _reason(self, layer: str, unit: Unit) -> str:
+        """Why a binary cannot be used, or nothing; the tree does not change, so each is judged once."""
+        key = layer, unit.module
+        if key not in self._reasons:
+            self._reasons[key] = self._judge(layer, unit)
+        return self._reasons[key]
+
+    def _judge(self, layer: str, unit: Unit) -> str:
         compiled = self._compiled[layer]
         record = None if compiled is None else compiled.modules.get(unit.module)
         if record is None or not (self._folder(layer) / record.file).is_file():

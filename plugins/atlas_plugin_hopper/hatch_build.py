@@ -1,0 +1,1 @@
+../atlas_plugin_cpu/hatch_build.py
