@@ -1,0 +1,61 @@
+"""The ops that read and write pages of keys and values."""
+
+from collections.abc import Sequence
+
+from atlas_core.contracts.ops import BindContext, KVLayout, OpNeed
+from atlas_core.vocab.dtype import DType
+from atlas_core.vocab.kernel import Arg, f32, ptr
+from atlas_plugin_cpu.base import CpuImplementation, addresses, ints
+
+_MAX_HEAD_DIM = 256
+_CACHE_INTS = ("kv_heads", "head_dim", "page_tokens", "slot_stride", "table_offset")
+
+
+class _Cached(CpuImplementation):
+    module = "attention"
+
+    def kv_layouts(self, need: OpNeed) -> Sequence[KVLayout]:
+        """float32, heads outermost: a head's keys of one page lie together."""
+        return (KVLayout("hnd_f32", DType.F32, need.attrs["page_tokens"]),)
+
+    def _layer(self, need: OpNeed, context: BindContext) -> Arg:
+        """Where the node's layer begins; layers are equal parts of the buffer."""
+        cache = context.operands["cache"]
+        return ptr(cache.address + need.attrs["layer"] * (cache.nbytes // need.operands["cache"].shape[0]))
+
+
+class KvAppend(_Cached):
+    """Copies each token's heads to their places."""
+
+    op, x = "kv_append", "k"
+
+    def _arguments(self, need: OpNeed, context: BindContext) -> tuple[Arg, ...]:
+        operands = addresses(context, "k", "v", "positions", "token_row", "row_slot", "slots")
+        return (*operands, self._layer(need, context), *ints(need, *_CACHE_INTS))
+
+
+class PagedAttention(_Cached):
+    """One walk over the keys for each token and key head, in blocks of 64 absolute positions."""
+
+    op, x = "paged_attention", "q"
+
+    def _refusals(self, need: OpNeed) -> list[str]:
+        dim, heads, kv_heads = (need.attrs[name] for name in ("head_dim", "q_heads", "kv_heads"))
+        reasons = []
+        if dim % 8 or dim > _MAX_HEAD_DIM:
+            reasons.append(f"takes heads of 8 to {_MAX_HEAD_DIM} dimensions in steps of 8, not {dim}")
+        if heads % kv_heads:
+            reasons.append(f"{heads} query heads do not share {kv_heads} key heads evenly")
+        return reasons
+
+    def _tasks(self, need: OpNeed, context: BindContext) -> int:
+        """Items are dealt round, long ones and short ones to every task."""
+        heads: int = need.attrs["q_heads"]
+        return max(1, min(need.tokens * heads, 4 * context.workers))
+
+    def _arguments(self, need: OpNeed, context: BindContext) -> tuple[Arg, ...]:
+        operands = addresses(context, "q", "cu_q", "row_slot", "slots")
+        return (
+            *operands, self._layer(need, context), *addresses(context, "y"), *ints(need, "q_heads", *_CACHE_INTS, "window"),
+            f32(need.attrs["scale"]),
+        )  # fmt: skip

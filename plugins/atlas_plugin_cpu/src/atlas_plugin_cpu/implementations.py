@@ -1,0 +1,25 @@
+"""Every op of core, by the CPU's kernels."""
+
+from atlas_core.contracts.ops import OpImplementation
+from atlas_plugin_cpu import cached, dense, tail
+
+
+def implementations() -> list[OpImplementation]:
+    """One implementation of each primitive."""
+    return [
+        tail.StepBegin(),
+        dense.Embed(),
+        dense.RmsNorm(),
+        dense.Add(),
+        dense.BiasAdd(),
+        dense.Linear(),
+        dense.Rope(),
+        cached.KvAppend(),
+        cached.PagedAttention(),
+        dense.SiluMul(),
+        dense.GatherRows(),
+        tail.ProcessLogits(),
+        tail.Sample(),
+        tail.Logprobs(),
+        tail.Advance(),
+    ]

@@ -1,0 +1,152 @@
+// Products with packed weights, and rows of an embedding table packed the same way.
+//
+// The bits of an output depend on its row of x and its row of the weight alone: columns are added in blocks of 32, inside a
+// block one after the other with fused multiply-adds from zero, the blocks' sums in order. However many rows of x there are,
+// and however outputs fall to tasks, that order is the same.
+
+#include "atlas_step.h"
+#include "weights.h"
+
+namespace {
+
+constexpr int kPair = 2 * kLanes;  // outputs worked on at once
+constexpr int kPanel = 256;        // columns of a pair that are kept as floats: 32 KiB, which stay in the first cache
+#if defined(__AVX512F__)
+constexpr int kTile = 12;  // rows of x at once: 24 sums in 32 registers
+#else
+constexpr int kTile = 2;
+#endif
+
+ATLAS_INLINE int smaller(int a, int b) { return a < b ? a : b; }
+
+// One row of x times one group.
+template <class Format>
+ATLAS_INLINE f32x16 product(const float* x, const uint8_t* group, int columns) {
+    f32x16 total = {};
+    for (int k0 = 0; k0 < columns; k0 += kBlock) {
+        f32x16 part = {};
+        Format::each(group, smaller(kBlock, columns - k0), [&](int k, f32x16 w) ATLAS_FLAT { part = fma(w, splat(x[k0 + k]), part); });
+        total += part;
+        group += Format::kBlockBytes;
+    }
+    return total;
+}
+
+// Adds n columns of a panel to T rows of one pair's sums.
+template <int T>
+void multiply(const float* x, int stride, const float* panel, int n, float (*sums)[kPair]) {
+    for (int k0 = 0; k0 < n; k0 += kBlock) {
+        f32x16 part[T][2] = {};
+        const int end = smaller(k0 + kBlock, n);
+        for (int k = k0; k < end; ++k) {
+            const f32x16 low = load(panel + k * kPair), high = load(panel + k * kPair + kLanes);
+#pragma GCC unroll 12
+            for (int t = 0; t < T; ++t) {
+                const f32x16 value = splat(x[static_cast<size_t>(t) * stride + k]);
+                part[t][0] = fma(low, value, part[t][0]);
+                part[t][1] = fma(high, value, part[t][1]);
+            }
+        }
+#pragma GCC unroll 12
+        for (int t = 0; t < T; ++t) {
+            store(sums[t], load(sums[t]) + part[t][0]);
+            store(sums[t] + kLanes, load(sums[t] + kLanes) + part[t][1]);
+        }
+    }
+}
+
+int multiply_some(int rows, const float* x, int stride, const float* panel, int n, float (*sums)[kPair]) {
+    if (rows >= kTile) return multiply<kTile>(x, stride, panel, n, sums), kTile;
+#if defined(__AVX512F__)
+    if (rows >= 8) return multiply<8>(x, stride, panel, n, sums), 8;
+    if (rows >= 4) return multiply<4>(x, stride, panel, n, sums), 4;
+    if (rows >= 2) return multiply<2>(x, stride, panel, n, sums), 2;
+#endif
+    return multiply<1>(x, stride, panel, n, sums), 1;
+}
+
+template <class Format>
+void linear(const int32_t* counts, int live, const float* x, const uint8_t* weight, float* y, int columns, int outputs,
+            int task, int ntasks) {
+    const int rows = counts[live];
+    const size_t group = group_bytes<Format>(columns);
+    const Share mine = share((outputs + kPair - 1) / kPair, task, ntasks);
+    if (rows == 1) {
+        const int end = smaller(2 * mine.last, (outputs + kLanes - 1) / kLanes);
+        for (int g = 2 * mine.first; g < end; ++g) {
+            const int n0 = g * kLanes;
+            store_first(y + n0, product<Format>(x, weight + g * group, columns), smaller(kLanes, outputs - n0));
+        }
+        return;
+    }
+    alignas(64) float panel[kPanel * kPair];
+    for (int pair = mine.first; pair < mine.last; ++pair) {
+        const int n0 = pair * kPair, width = smaller(kPair, outputs - n0);
+        for (int k0 = 0; k0 < columns && rows > 0; k0 += kPanel) {
+            const int depth = smaller(kPanel, columns - k0);
+            for (int half = 0; half < 2; ++half) {
+                float* to = panel + half * kLanes;
+                if (half * kLanes >= width) {
+                    for (int k = 0; k < depth; ++k) store(to + k * kPair, f32x16{});
+                    continue;
+                }
+                const uint8_t* block = weight + (2 * pair + half) * group + k0 / kBlock * Format::kBlockBytes;
+                for (int b = 0; b < depth; b += kBlock, block += Format::kBlockBytes)
+                    Format::each(block, smaller(kBlock, depth - b), [&](int k, f32x16 w) ATLAS_FLAT { store(to + (b + k) * kPair, w); });
+            }
+            for (int row = 0; row < rows;) {
+                alignas(64) float sums[kTile][kPair];
+                const int count = smaller(kTile, rows - row);
+                float* out = y + static_cast<size_t>(row) * outputs + n0;
+                for (int t = 0; t < count; ++t)
+                    for (int half = 0; half < 2; ++half) {
+                        const int n = width - half * kLanes;
+                        const float* from = out + static_cast<size_t>(t) * outputs + half * kLanes;
+                        store(sums[t] + half * kLanes, k0 == 0 || n <= 0 ? f32x16{} : n >= kLanes ? load(from) : load_first(from, n));
+                    }
+                for (int done = 0; done < count;)
+                    done += multiply_some(count - done, x + static_cast<size_t>(row + done) * columns + k0, columns, panel,
+                                          depth, sums + done);
+                for (int t = 0; t < count; ++t)
+                    for (int half = 0; half < 2; ++half) {
+                        const int n = width - half * kLanes;
+                        float* to = out + static_cast<size_t>(t) * outputs + half * kLanes;
+                        if (n >= kLanes) store(to, load(sums[t] + half * kLanes));
+                        else if (n > 0) store_first(to, load(sums[t] + half * kLanes), n);
+                    }
+                row += count;
+            }
+        }
+    }
+}
+
+template <class Format>
+void embed(const int32_t* counts, const int32_t* tokens, const uint8_t* weight, float* y, int columns, int task, int ntasks) {
+    const Share mine = share(counts[ATLAS_TOKENS], task, ntasks);
+    for (int t = mine.first; t < mine.last; ++t) {
+        const int lane = tokens[t] % kLanes;
+        const uint8_t* block = weight + tokens[t] / kLanes * group_bytes<Format>(columns);
+        float* out = y + static_cast<size_t>(t) * columns;
+        for (int k0 = 0; k0 < columns; k0 += kBlock, block += Format::kBlockBytes)
+            Format::each(block, smaller(kBlock, columns - k0), [&](int k, f32x16 w) ATLAS_FLAT { out[k0 + k] = w[lane]; });
+    }
+}
+
+}  // namespace
+
+#define ATLAS_FORMAT(name, Format)                                                                                         \
+    void linear_##name(const int32_t* counts, int32_t live, const float* x, const uint8_t* weight, float* y,               \
+                       int32_t columns, int32_t outputs, int task, int ntasks) {                                           \
+        linear<Format>(counts, live, x, weight, y, columns, outputs, task, ntasks);                                        \
+    }                                                                                                                      \
+    void embed_##name(const int32_t* counts, const int32_t* tokens, const uint8_t* weight, float* y, int32_t columns,      \
+                      int task, int ntasks) {                                                                              \
+        embed<Format>(counts, tokens, weight, y, columns, task, ntasks);                                                   \
+    }
+
+ATLAS_FORMAT(f32_x16, F32)
+ATLAS_FORMAT(bf16_x16, Bf16)
+ATLAS_FORMAT(f16_x16, F16)
+ATLAS_FORMAT(q8_0_x16, Q8_0)
+ATLAS_FORMAT(q4_0_x16, Q4_0)
+ATLAS_FORMAT(q4_1_x16, Q4_1)
