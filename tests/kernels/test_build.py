@@ -242,3 +242,10 @@ def test_two_builds_at_once_compile_everything_once(make_tree):
         ]
     assert len(target.compiled) == 2
     assert sorted(built.state for layer in told for built in layer) == ["built"] * 2 + ["kept"] * 6
+
+
+def test_a_folder_that_cannot_be_written_is_named(make_tree, tmp_path):
+    make_tree(FILES)
+    (tmp_path / "machine/_compiled").write_text("a file where the folder belongs")
+    with pytest.raises(KernelError, match="_compiled/toy/one-resolved/common cannot be written"):
+        build(make_tree, {}, FakeTarget())

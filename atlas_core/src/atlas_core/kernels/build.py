@@ -110,13 +110,8 @@ def _target(targets: Mapping[str, ComputeTarget], vendor: str) -> ComputeTarget:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        handle = os.open(folder / ".lock", os.O_CREAT | os.O_RDWR, 0o644)
-    except OSError as error:
-        raise KernelError(
-            f"{folder} cannot be written: {error}", cure="Build from a checkout or as the owner of the package."
-        ) from error
+    folder.mkdir(parents=True, exist_ok=True)
+    handle = os.open(folder / ".lock", os.O_CREAT | os.O_RDWR, 0o644)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield
@@ -154,7 +149,8 @@ class Builder:
         """Bring one output folder up to date; a second call compiles nothing.
 
         Every finished binary is recorded, whatever happens to the others. Raises the first KernelError: the tree is
-        broken, a compiler is missing or refuses, an entry is missing or undeclared, or a kernel spills too much.
+        broken, a compiler is missing or refuses, an entry is missing or undeclared, a kernel spills too much, or the
+        folder cannot be written.
         """
         vendor = self._tree.require(job.hardware).manifest.vendor
         target = _target(self._targets, vendor)
@@ -164,8 +160,12 @@ class Builder:
         if vendor not in self._compilers:
             self._compilers[vendor] = target.find_compiler()
         folder = self._places.compiled(self._owner(job), job.hardware, job.arch, job.layer)
-        with _locked(folder):
-            return self._build_locked(job, units, target, self._compilers[vendor], folder)
+        try:
+            with _locked(folder):
+                return self._build_locked(job, units, target, self._compilers[vendor], folder)
+        except OSError as error:
+            cure = "Make room, or build as the owner of the package or from a checkout."
+            raise KernelError(f"{folder} cannot be written", str(error), cure) from error
 
     def _owner(self, job: Job) -> str:
         if job.layer == COMMON:
@@ -208,7 +208,7 @@ class Builder:
                 self._progress(done[module])
         self._record(job, folder, declarations, done)
         for name, record in old.items():
-            if name not in done and (failure is None or name not in {unit.module for unit in units}):
+            if name not in done:
                 (folder / record.file).unlink(missing_ok=True)
         if failure is not None:
             raise failure

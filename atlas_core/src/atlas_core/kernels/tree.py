@@ -302,7 +302,7 @@ def _stack(layers: Sequence[Folder]) -> tuple[dict[str, _Module], list[Finding]]
             modules[instance.name] = _Module(
                 instance.name, base.source, base.home, index, base.options, instance.defines, base.entries, origin
             )
-        for name in folder.manifest.shadows.keys() - used:
+        for name in sorted(folder.manifest.shadows.keys() - used):
             findings.append(
                 Finding(
                     folder.id,
