@@ -3,9 +3,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from atlas_quant_gguf.decode import DECODERS
-from atlas_quant_gguf.formats import GgufFormat
-from atlas_quant_gguf.ggml import BY_NAME
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
@@ -13,6 +10,9 @@ from hypothesis.extra import numpy as arrays
 from atlas_core.contracts.quant import QuantFormat
 from atlas_core.vocab.errors import CheckpointError
 from atlas_core.vocab.model import TensorInfo
+from atlas_quant_gguf.decode import DECODERS
+from atlas_quant_gguf.formats import GgufFormat
+from atlas_quant_gguf.ggml import BY_NAME
 
 FORMAT: QuantFormat = GgufFormat()
 NAMES = {"mxfp4_ggml": "MXFP4"}

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from atlas_quant_gguf.config import llama3_divisors
-from atlas_quant_gguf.reader import GgufReader
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from atlas_core.vocab.errors import CheckpointError
+from atlas_quant_gguf.config import llama3_divisors
+from atlas_quant_gguf.reader import GgufReader
 
 
 @pytest.fixture

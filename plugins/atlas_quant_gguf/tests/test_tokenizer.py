@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 import tokenizers
-from atlas_quant_gguf.tokenizer import tokenizer_source
 
 from atlas_core.vocab.errors import CheckpointError
+from atlas_quant_gguf.tokenizer import tokenizer_source
 
 PATH = Path("toy.gguf")
 

@@ -30,7 +30,7 @@ def resolve_model(
     none of these, CheckpointError when it is one and cannot be had.
     """
     path = Path(model).expanduser()
-    if path.exists():
+    if model and path.exists():
         if revision is not None:
             raise UsageError(
                 f"--revision {revision} does not go with {model}", "it is a local path", "leave --revision out"

@@ -118,8 +118,8 @@ def _iq4_xs(b: Bytes) -> Floats:
     low = np.stack([b[:, 4:8] & 0x0F, b[:, 4:8] >> 4], axis=-1).reshape(-1, 8)
     high = _bits(b[:, 2:4], 2, 4).transpose(0, 2, 1).reshape(-1, 8)
     scale = _f16(b, 0) * ((low | high << 4).astype(_F32) - 32)
-    values: Floats = _IQ4[_nibbles(b[:, 8:136].reshape(-1, 8, 16))]
-    return (values * scale[:, :, None]).reshape(len(b), 256)
+    values: Floats = _IQ4[_nibbles(b[:, 8:136].reshape(-1, 8, 16))] * scale[:, :, None]
+    return values.reshape(len(b), 256)
 
 
 def _mxfp4(b: Bytes) -> Floats:
