@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from atlas_core.ops.contract import Case
+from atlas_core.vocab.dtype import DType
 
 Array = np.ndarray[Any, Any]
 Rng = np.random.Generator
@@ -18,7 +19,7 @@ Shapes = Mapping[str, Shape]
 class Trial:
     """Two cases with equal attrs, weights and fixed shapes; live counts and everything else differ.
 
-    ``spare`` is by how much the bucket exceeds the larger of both, so that padding rows exist in both.
+    ``spare`` is by how much the bucket exceeds the larger of both; with 0 the larger one fills it.
     """
 
     first: Case
@@ -60,16 +61,21 @@ class Live:
         return cls(3 * rows + 4, rows + 1, rows, 3 * rows + 4)
 
 
-def pair(label: str, lives: tuple[Live, Live], shapes: Shapes, make: Callable[[Live], dict[str, Array]], spare: int = 2,
-         fixed: Mapping[str, Array] | None = None, attrs: Mapping[str, Any] | None = None, **case: Any) -> Trial:  # fmt: skip
+def pair(
+    label: str, lives: tuple[Live, Live], shapes: Shapes, make: Callable[[Live], dict[str, Array]],
+    fixed: Mapping[str, Array] | None = None, attrs: Mapping[str, Any] | None = None,
+    dtypes: Mapping[str, DType] | None = None,
+) -> Trial:  # fmt: skip
     """A trial from one maker of arrays that depend on the live counts, and ``fixed`` ones that both cases share."""
     longest = max(live.max_query for live in lives)
     first, second = (
-        Case(label, {**(fixed or {}), **make(live)}, attrs or {}, live.tokens, live.sequences, live.rows,
-             max_query=longest, shapes=shapes, **case)
+        Case(
+            label, {**(fixed or {}), **make(live)}, attrs or {}, live.tokens, live.sequences, live.rows,
+            max_query=longest, shapes=shapes, dtypes=dtypes or {},
+        )
         for live in lives
     )  # fmt: skip
-    return Trial(first, second, spare)
+    return Trial(first, second)
 
 
 def normal(rng: Rng, *shape: int, scale: float = 1.0) -> Array:

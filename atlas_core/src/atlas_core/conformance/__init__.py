@@ -1,0 +1,1 @@
+"""Proof of a hardware plugin: every implementation against the references of the ops, on the device itself."""

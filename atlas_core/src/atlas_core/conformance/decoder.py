@@ -1,0 +1,109 @@
+"""Small dense decoders, recorded as the families record theirs: where fused ops find their patterns."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from atlas_core.model.builder import ForwardBuilder, StepLayout, record
+from atlas_core.model.program import Program, Value
+from atlas_core.ops.step import SlotLayout
+from atlas_core.vocab.dtype import DType
+from atlas_core.vocab.model import CacheSpec, ModelSpec
+
+GROUP = "full"
+SLOTS = 8
+BLOCKS = 24
+ACTIVATION = DType.BF16
+"""Stands for "the activation type" in a recorded program: no op has an operand that is bfloat16 by contract."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderShape:
+    """Sizes of a decoder. ``bias`` adds biases to q, k and v."""
+
+    label: str
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    inner: int
+    vocab: int
+    page_tokens: int
+    layers: int = 2
+    bias: bool = False
+
+
+SHAPES = (
+    DecoderShape("tiny", 64, 4, 2, 16, 96, 97, 16),
+    DecoderShape("nine", 576, 9, 3, 64, 1536, 512, 16),
+    DecoderShape("wide", 512, 4, 1, 128, 768, 512, 64),
+    DecoderShape("eight", 1024, 8, 2, 128, 1792, 1024, 16),
+    DecoderShape("bias", 256, 4, 2, 64, 384, 256, 32, bias=True),
+)
+LARGE_SHAPES = (DecoderShape("8b", 4096, 32, 8, 128, 14336, 128256, 64, layers=1),)
+
+
+class DenseDecoder:
+    """A Llama-like decoder: norm, attention, residual, norm, gated MLP, residual; logits of the wanted rows."""
+
+    def __init__(self, shape: DecoderShape) -> None:
+        self._shape = shape
+
+    def record(self, spec: ModelSpec, step: ForwardBuilder) -> Value:
+        """See ModelWeightLoader."""
+        shape = self._shape
+        h = step.embed(step.weight("embed", shape.vocab, shape.hidden))
+        for layer in range(shape.layers):
+            h = step.add(h, self._attention(step, layer, h))
+            h = step.add(h, self._mlp(step, layer, h))
+        x = step.rms_norm(step.gather_rows(h), step.weight("final_norm", shape.hidden), 1e-5)
+        return step.linear(x, step.weight("head", shape.vocab, shape.hidden), DType.F32)
+
+    def _attention(self, step: ForwardBuilder, layer: int, h: Value) -> Value:
+        shape, dim = self._shape, self._shape.head_dim
+        x = step.rms_norm(h, step.weight(f"layers.{layer}.attention_norm", shape.hidden), 1e-5)
+        q = self._linear(step, x, f"layers.{layer}.q", shape.heads * dim, shape.hidden, shape.bias)
+        k = self._linear(step, x, f"layers.{layer}.k", shape.kv_heads * dim, shape.hidden, shape.bias)
+        v = self._linear(step, x, f"layers.{layer}.v", shape.kv_heads * dim, shape.hidden, shape.bias)
+        inv_freq = step.constant("rope.inv_freq", 10000.0 ** (-np.arange(dim // 2) / (dim // 2)))
+        q = step.rope(q, inv_freq, shape.heads, dim)
+        k = step.rope(k, inv_freq, shape.kv_heads, dim)
+        y = step.attention(q, k, v, GROUP, layer, shape.heads, dim**-0.5)
+        return self._linear(step, y, f"layers.{layer}.o", shape.hidden, shape.heads * dim)
+
+    def _mlp(self, step: ForwardBuilder, layer: int, h: Value) -> Value:
+        shape = self._shape
+        x = step.rms_norm(h, step.weight(f"layers.{layer}.mlp_norm", shape.hidden), 1e-5)
+        gate = self._linear(step, x, f"layers.{layer}.gate", shape.inner, shape.hidden)
+        up = self._linear(step, x, f"layers.{layer}.up", shape.inner, shape.hidden)
+        return self._linear(step, step.silu_mul(gate, up), f"layers.{layer}.down", shape.hidden, shape.inner)
+
+    @staticmethod
+    def _linear(step: ForwardBuilder, x: Value, name: str, rows: int, columns: int, bias: bool = False) -> Value:
+        y = step.linear(x, step.weight(name, rows, columns))
+        return step.bias_add(y, step.weight(f"{name}.bias", rows)) if bias else y
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A program with what is needed to make up inputs for it; ``spec`` has one full cache group."""
+
+    label: str
+    program: Program
+    spec: ModelSpec
+    layout: StepLayout
+
+
+def record_decoder(shape: DecoderShape, ops: Any = None) -> Recorded:
+    """Record a decoder of this shape with room for BLOCKS pages a sequence in SLOTS slots."""
+    cache = CacheSpec(GROUP, "full", shape.layers, shape.kv_heads, shape.head_dim)
+    spec = ModelSpec(
+        "dense", shape.hidden, shape.layers, shape.vocab, BLOCKS * shape.page_tokens, ACTIVATION, (cache,), (0,), None,
+        tied_embeddings=False, family=shape,
+    )  # fmt: skip
+    layout = StepLayout(SlotLayout(SLOTS, (BLOCKS,), SLOTS), shape.page_tokens, ACTIVATION, SLOTS)
+    program = (
+        record(DenseDecoder(shape), spec, layout) if ops is None else record(DenseDecoder(shape), spec, layout, ops)
+    )
+    return Recorded(shape.label, program, spec, layout)

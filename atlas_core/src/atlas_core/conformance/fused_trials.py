@@ -1,0 +1,136 @@
+"""Trials of fused ops: recorded programs are run up to where a pattern matches, and what lies there is the case."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from atlas_core.conformance.decoder import ACTIVATION, Recorded
+from atlas_core.contracts.ops import FusedOp
+from atlas_core.model.interpreter import Interpreter
+from atlas_core.model.matching import Pattern, Uses, match
+from atlas_core.model.program import Node, Value
+from atlas_core.ops.batch import Batch, BatchShape, batch_case, make_batch
+from atlas_core.ops.cases import Rows, fill_cache
+from atlas_core.ops.contract import Case, Op
+from atlas_core.ops.step import Word
+from atlas_core.ops.trials import Trial, normal
+
+Array = np.ndarray[Any, Any]
+Rng = np.random.Generator
+
+SCENARIOS: tuple[tuple[Rows, Rows], ...] = (
+    (((1, 5), (1, 15), (1, 16)), ((1, 31),)),
+    (((1, 0),), ((1, 32), (1, 100), (1, 47), (1, 63), (1, 2))),
+    (((5, 0), (1, 33), (0, 10), (17, 15)), ((16, 16), (3, 1))),
+)
+LARGE_SCENARIOS: tuple[tuple[Rows, Rows], ...] = ((((1, 1000),),) * 2, (((1, 1000),) * 8,) * 2)
+MATCHES = 2
+"""Places of one program at which a pattern is tried: the first ones, which differ in layer or weights."""
+
+
+def fused_trials(
+    fused: FusedOp, ops: Mapping[str, Op], models: Sequence[Recorded], seed: int, *, large: bool = False
+) -> Iterator[Trial]:
+    """Trials wherever the op matches; ``large`` makes up the arrays instead of computing them (good for timing only)."""
+    pattern = Pattern.of(fused, ops)
+    for model in models:
+        for start, node in _matches(pattern, model):
+            for index, rows in enumerate(LARGE_SCENARIOS if large else SCENARIOS):
+                rng = np.random.default_rng([seed, index, *model.label.encode()])
+                cases = [_case(model, start, node, batch, rng, rows, large) for batch in _batches(rng, model, rows)]
+                yield replace(Trial(cases[0], cases[1]), spare=(2, 0, 3)[index % 3])
+
+
+def _matches(pattern: Pattern, model: Recorded) -> list[tuple[int, Node]]:
+    program, uses = model.program, Uses(model.program)
+    found: list[tuple[int, Node]] = []
+    for segment in program.segments:
+        for start in range(segment.start, segment.end):
+            node = match(pattern, program.nodes, start, segment.end, uses)
+            if node and len(found) < MATCHES:
+                found.append((start, node))
+    return found
+
+
+def _batches(rng: Rng, model: Recorded, rows: tuple[Rows, Rows]) -> list[Batch]:
+    layout = model.layout.slots
+    size = model.layout.page_tokens
+    pages = max(sum(-(-(query + context) // size) for query, context in part) for part in rows)
+    shape = BatchShape(layout, size, pages + 2)
+    return [make_batch(rng, shape, [q for q, _ in part], [c for _, c in part]) for part in rows]
+
+
+def _case(
+    model: Recorded, start: int, node: Node, batch: Batch, rng: Rng, rows: tuple[Rows, Rows], large: bool
+) -> Case:
+    interpreter = Interpreter(model.program, step_values(model, batch, rng))
+    if large:
+        interpreter.run(0, min(start, 1))
+    else:
+        for name in {
+            value.name for n in model.program.nodes[:start] for value in n.operands.values() if value.kind == "weight"
+        }:
+            interpreter.values[name] = weight_values(model, name)
+        interpreter.run(0, start)
+    arrays = {}
+    for operand in node.op.operands:
+        value = node.operands[operand.name]
+        if operand.role == "out":
+            continue
+        if value.kind == "weight":
+            arrays[operand.name] = weight_values(model, value.name)
+        elif value.name in interpreter.values:
+            arrays[operand.name] = interpreter.values[value.name].copy()
+        else:
+            arrays[operand.name] = normal(rng, *_live(value, batch))
+    longest = max(query for part in rows for query, _ in part)
+    shapes = {operand.name: node.operands[operand.name].shape for operand in node.op.operands}
+    explicit = {
+        operand.name: dtype
+        for operand in node.op.operands
+        if (dtype := node.operands[operand.name].dtype) and dtype is not ACTIVATION
+    }
+    label = f"{model.label} node={start} rows={len(rows[0])} longest={longest}"
+    return batch_case(batch, label, arrays, node.attrs, shapes, max(longest, 1), dtypes=explicit)
+
+
+def _live(value: Value, batch: Batch) -> tuple[int, ...]:
+    counts = {"T": batch.tokens, "S": len(batch.queries), "R": sum(1 for query in batch.queries if query)}
+    return tuple(dim if isinstance(dim, int) else counts[dim] for dim in value.shape)
+
+
+def weight_values(model: Recorded, name: str) -> Array:
+    """float32 values of one weight, the same each time: matrices keep the scale of what they multiply, vectors are near 1."""
+    value = next(v for v in model.program.weights() if v.name == name)
+    rng = np.random.default_rng([*name.encode(), *model.label.encode()])
+    shape = tuple(int(extent) for extent in value.shape)
+    if len(shape) == 1:
+        return np.float32(1) + normal(rng, *shape, scale=0.2)
+    return rng.standard_normal(shape, np.float32) * np.float32(shape[-1] ** -0.5)
+
+
+def step_values(model: Recorded, batch: Batch, rng: Rng) -> dict[str, Array]:
+    """Inputs, states and caches of one step over ``batch``; no weights. Each sequence with tokens wants logits and a sample."""
+    spec, slots = model.spec, batch.shape.layout.slots
+    active = np.array([row for row, query in enumerate(batch.queries) if query], np.int32)
+    values: dict[str, Array] = {
+        "updates": np.zeros((0, 2), np.int32),
+        "token_ids": rng.integers(0, spec.vocab_size, batch.tokens).astype(np.int32),
+        "cu_q": batch.cu_q,
+        "row_slot": batch.row_slot,
+        "logits_rows": (batch.cu_q[active + 1] - 1).astype(np.int32),
+        "sample_row": active,
+        "slots": batch.slots.copy(),
+        "penalty": np.zeros((model.layout.penalty_rows, spec.vocab_size), np.int32),
+        "mask": np.full((slots, -(-spec.vocab_size // 32)), 2**32 - 1, np.uint32),
+    }
+    for row in range(len(batch.queries)):
+        values["slots"][batch.word(row, Word.PROMPT_LENGTH)] = batch.contexts[row]
+    for cache in spec.caches:
+        layers = [
+            fill_cache(rng, batch, 1, 0, cache.kv_heads, cache.head_dim, cache.window or 0) for _ in range(cache.layers)
+        ]
+        values[f"cache.{cache.group}"] = np.concatenate(layers)
+    return values

@@ -1,0 +1,170 @@
+"""One trial as one implementation would meet it in a plan: bucket, types, storage layouts, cache layout."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from atlas_core.conformance.codecs import WeightCodec
+from atlas_core.contracts.ops import KVLayout, OperandSpec, OpImplementation, OpNeed
+from atlas_core.model.planner import Bucket
+from atlas_core.ops.arrays import floating, rounded
+from atlas_core.ops.contract import Case, Op, Operand, Tolerance
+from atlas_core.ops.trials import Trial
+from atlas_core.vocab.dtype import DType
+from atlas_core.vocab.errors import KernelError
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A trial in one activation type, one layout of matrices (None: there are none) and one cache layout (None: no cache)."""
+
+    op: Op
+    trial: Trial
+    activation: DType
+    codec: WeightCodec | None
+    kv: KVLayout | None = None
+
+    @property
+    def label(self) -> str:
+        """The trial's label and the choices made here."""
+        parts = [self.trial.label, self.activation.value]
+        parts += [self.codec.layout.name] if self.codec else []
+        parts += [f"kv={self.kv.name}"] if self.kv else []
+        return ", ".join(parts)
+
+    def bucket(self) -> Bucket:
+        """Large enough for both cases, and by ``spare`` larger. A decode bucket has as many sequences as tokens, as engines capture it."""
+        first, second, spare = self.trial.first, self.trial.second, self.trial.spare
+        tokens = max(first.tokens, second.tokens) + spare
+        sequences = max(first.sequences, second.sequences) + spare
+        rows = max(first.rows, second.rows) + spare
+        if first.max_query == 1:
+            tokens = sequences = rows = max(tokens, sequences, rows)
+        updates = max(first.updates, second.updates) + spare
+        return Bucket(max(tokens, 1), max(sequences, 1), max(rows, 1), max(updates, 1), first.max_query)
+
+    def need(self, arch: str, numerics: str) -> OpNeed:
+        """The need. Raises ValueError when a matrix has no whole number of its layout's blocks in a row."""
+        bucket = self.bucket()
+        operands = {operand.name: self._spec(operand, bucket) for operand in self.op.operands}
+        need = OpNeed(
+            self.op.name, operands, self.trial.first.attrs, arch, numerics,
+            bucket.tokens, bucket.sequences, bucket.rows, bucket.max_query,
+        )  # fmt: skip
+        return replace(need, kv=self.kv.name) if self.kv else need
+
+    def codec_of(self, operand: Operand) -> WeightCodec:
+        """The codec of one weight operand."""
+        if self.codec is None:
+            raise KernelError(f"{self.op.name} has weights", "no storage layout was chosen")
+        return self.codec if len(self.trial.first.shapes[operand.name]) > 1 else self.codec.vectors
+
+    def dtype(self, operand: Operand) -> DType:
+        """The scalar type of an operand that is not a weight."""
+        if operand.kind == "cache" and self.kv:
+            return self.kv.dtype
+        return operand.dtype or self.trial.first.dtypes.get(operand.name) or self.activation
+
+    def tolerance(self, operand: Operand) -> Tolerance:
+        """How far this operand may be off: the op's word for the activation type or the operand's own, whichever is wider.
+
+        Raises KernelError when the op says nothing about either.
+        """
+        table = self.op.tolerances
+        known = [table[dtype] for dtype in (self.activation, self.dtype(operand)) if dtype in table]
+        if not known:
+            raise KernelError(
+                f"{self.op.name} has no tolerance for {self.dtype(operand).value}", "its contract does not name one",
+                "declare the tolerance with the op",
+            )  # fmt: skip
+        return Tolerance(max(t.relative for t in known), max(t.absolute for t in known))
+
+    def arrays(self, case: Case) -> dict[str, Array]:
+        """A case's arrays as the device can hold them, float32 in float: what the reference computes with. Copies."""
+        result = {}
+        for operand in self.op.operands:
+            if operand.role == "out":
+                continue
+            array = case.arrays[operand.name]
+            if operand.kind == "weight":
+                codec = self.codec_of(operand)
+                result[operand.name] = codec.decode(codec.encode(array), array.shape)
+            else:
+                result[operand.name] = rounded(array, self.dtype(operand)).copy()
+        return result
+
+    def _spec(self, operand: Operand, bucket: Bucket) -> OperandSpec:
+        dims = self.trial.first.shapes[operand.name]
+        shape = tuple(extent(bucket, dim) for dim in dims)
+        if operand.kind == "weight":
+            layout = self.codec_of(operand).layout
+            layout.nbytes(shape)
+            return OperandSpec(shape, layout.scalar or DType.U8, layout)
+        live = dims[0] if dims and isinstance(dims[0], str) else ""
+        return OperandSpec(shape, self.dtype(operand), live=live)
+
+
+def extent(bucket: Bucket, dim: int | str) -> int:
+    """A dimension at its largest."""
+    return dim if isinstance(dim, int) else _largest(bucket)[dim]
+
+
+def _largest(bucket: Bucket) -> Mapping[str, int]:
+    return {
+        "T": bucket.tokens, "S": bucket.sequences, "S+1": bucket.sequences + 1, "R": bucket.rows, "U": bucket.updates,
+    }  # fmt: skip
+
+
+def live_shape(case: Case, operand: str) -> tuple[int, ...]:
+    """An operand's live extents in a case."""
+    counts = {"T": case.tokens, "S": case.sequences, "S+1": case.sequences + 1, "R": case.rows, "U": case.updates}
+    return tuple(dim if isinstance(dim, int) else counts[dim] for dim in case.shapes[operand])
+
+
+def variants(op: Op, trial: Trial, activations: Sequence[DType], codecs: Sequence[WeightCodec]) -> Iterator[Variant]:
+    """Every combination that makes a difference to this op; cache layouts are the implementation's to offer."""
+    typed = any(
+        operand.kind == "cache"
+        or (operand.kind == "activation" and operand.dtype is None and operand.name not in trial.first.dtypes)
+        for operand in op.operands
+    )
+    weighted = any(operand.kind == "weight" for operand in op.operands)
+    for activation in activations if typed else (DType.F32,):
+        for codec in codecs if weighted else (None,):
+            yield Variant(op, trial, activation, codec)
+
+
+def with_caches(variant: Variant, implementation: OpImplementation, arch: str, numerics: str) -> list[Variant]:
+    """The variant once for each cache layout that the implementation offers; itself when the op has no cache."""
+    if not any(operand.kind == "cache" for operand in variant.op.operands):
+        return [variant]
+    return [replace(variant, kv=kv) for kv in implementation.kv_layouts(variant.need(arch, numerics))]
+
+
+def padded(variant: Variant, operand: Operand, array: Array, shape: tuple[int, ...]) -> Array:
+    """The array in a buffer of the bucket's shape, in its physical type.
+
+    Padding of floats is NaN. Padding of integers looks like the leftovers of an earlier step: valid indices, so that a kernel
+    that ignores the live counts does visible harm instead of crashing.
+    """
+    dims = variant.trial.first.shapes[operand.name]
+    if operand.kind == "cache" or not dims or isinstance(dims[0], int):
+        return array
+    full = np.empty(shape, array.dtype)
+    live = array.shape[0]
+    full[:live] = array
+    if floating(variant.dtype(operand)):
+        full[live:] = np.nan
+    elif dims[0] == "S+1":
+        full[live:] = variant.bucket().tokens
+    elif live:
+        full[live:] = array[0]
+    else:
+        full[:] = 0
+    if dims[0] == "U":
+        full[live:, 1] += 77
+    return full
