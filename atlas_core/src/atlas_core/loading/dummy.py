@@ -8,6 +8,7 @@ from statistics import NormalDist
 
 import ml_dtypes
 import numpy as np
+import numpy.typing as npt
 
 from atlas_core.contracts.checkpoint import TokenizerSource
 from atlas_core.contracts.model import NameMap
@@ -19,7 +20,8 @@ from atlas_core.vocab.layout import StorageLayout, plain
 from atlas_core.vocab.model import TensorInfo
 
 STDDEV = 0.02
-_CHUNK = 1 << 20  # values generated at a time, and the unit of the random streams
+_CHUNK = 1 << 16  # values copied at a time
+_POOL = 1 << 22
 _LAYOUT = plain(DType.BF16)
 
 
@@ -80,27 +82,33 @@ class DummyCheckpoint:
         if len(self.tensors[name].shape) == 1 and "norm" in name:
             out[:] = np.ones(1, ml_dtypes.bfloat16).view(np.uint16)
             return
-        table = _normal_table()
+        pool = _pool()
         end = position + len(out)
         for chunk in range(position // _CHUNK, -(-end // _CHUNK)):
             first = chunk * _CHUNK
             low, high = max(position, first), min(end, first + _CHUNK)
-            draws = _stream(self._seed, name, chunk).random_raw(_CHUNK // 4).view(np.uint16)
-            np.take(table, draws[low - first : high - first], out=out[low - position : high - position])
+            shift = _offset(self._seed, name, chunk) - first
+            out[low - position : high - position] = pool[low + shift : high + shift]
 
 
-def _stream(seed: int, name: str, chunk: int) -> np.random.SFC64:
+def _offset(seed: int, name: str, chunk: int) -> int:
+    """Where in the pool a chunk of a tensor begins."""
     digest = hashlib.sha256(f"{seed}\0{name}\0{chunk}".encode()).digest()
-    return np.random.SFC64(int.from_bytes(digest[:16], "little"))
+    return int.from_bytes(digest[:8], "little") % (_POOL - _CHUNK)
 
 
 @cache
-def _normal_table() -> np.ndarray:
-    """bfloat16 bits of 65,536 equally likely values of N(0, STDDEV), so that two random bytes give one value."""
+def _pool() -> npt.NDArray[np.uint16]:
+    """Bits of independent bfloat16 values of N(0, STDDEV), by inversion: 65,536 equally likely ones.
+
+    Chunks are stretches of it: drawing every weight anew would take a minute for 8 billion.
+    """
     normal = NormalDist(0.0, STDDEV)
     values = np.array([normal.inv_cdf((index + 0.5) / 65536) for index in range(65536)], np.float32)
-    table: np.ndarray = values.astype(ml_dtypes.bfloat16).view(np.uint16)
-    return table
+    table = values.astype(ml_dtypes.bfloat16).view(np.uint16)
+    pool: npt.NDArray[np.uint16] = table[np.random.default_rng(0).integers(0, 65536, _POOL, np.uint16)]
+    pool.flags.writeable = False
+    return pool
 
 
 def _tensors(names: NameMap, shapes: Mapping[str, tuple[int, ...]]) -> list[tuple[str, TensorInfo]]:
