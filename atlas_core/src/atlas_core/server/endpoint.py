@@ -15,7 +15,7 @@ from atlas_core.server.boundary import Record, json_response, record_of
 from atlas_core.server.faces import Face
 from atlas_core.server.generation import EventStream, collect, run, while_connected
 from atlas_core.server.lifecycle import Lifecycle
-from atlas_core.server.limits import Gate
+from atlas_core.server.limits import Gate, Places
 from atlas_core.server.metrics import Metrics
 from atlas_core.server.options import ServerOptions
 from atlas_core.server.ports import ServedModel, Service
@@ -81,17 +81,25 @@ class Generation(Generic[R]):
         model = served_name(service.model, request.model, strict=shared.options.strict_model)
         n = request.n or 1
         capacity = service.engine.info.max_batch_size + shared.options.max_queue
-        with shared.gate.enter(n * self._face.count(request), capacity):
-            answer = self._answer(service, model, request, arrival, scope, receive, send)
+        with shared.gate.enter(n * self._face.count(request), capacity) as places:
+            answer = self._answer(service, places, model, request, arrival, scope, receive, send)
             await while_connected(receive, answer)
 
     async def _answer(
-        self, service: Service, model: str, request: R, arrival: float, scope: Scope, receive: Receive, send: Send
+        self,
+        service: Service,
+        places: Places,
+        model: str,
+        request: R,
+        arrival: float,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
     ) -> None:
         record = record_of(scope)
         turn = await self._turn(service, model, request, arrival)
         outputs = [Output() for _ in turn.sequences]
-        deltas = run(service.engine, turn, self._shared.metrics, self._shared.clock)
+        deltas = run(service.engine, turn, places, self._shared.metrics, self._shared.clock)
         try:
             if turn.stream:
                 stream = EventStream(send, _STREAM_HEADERS, self._shared.options.ping_interval)

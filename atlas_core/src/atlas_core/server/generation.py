@@ -10,6 +10,7 @@ from starlette.types import Receive, Send
 
 from atlas_core.server.errors import error_object, from_failure, internal_error
 from atlas_core.server.faces import ChunkWriter
+from atlas_core.server.limits import Places
 from atlas_core.server.metrics import Metrics
 from atlas_core.server.ports import Engine
 from atlas_core.server.sse import DONE, PING, encode, event
@@ -44,12 +45,12 @@ async def _gone(receive: Receive) -> None:
         pass
 
 
-async def run(engine: Engine, turn: Turn, metrics: Metrics, clock: Clock) -> Deltas:
+async def run(engine: Engine, turn: Turn, places: Places, metrics: Metrics, clock: Clock) -> Deltas:
     """(choice, delta) of all sequences of ``turn``, each in its own order. Raises AtlasError when any of them fails.
 
-    Closing the generator aborts what is still running.
+    Frees one of ``places`` before the last delta of each. Closing the generator aborts what is still running.
     """
-    streams = [_checked(engine, index, request, metrics, clock) for index, request in enumerate(turn.sequences)]
+    streams = [_checked(engine, index, request, places, metrics, clock) for index, request in enumerate(turn.sequences)]
     merged = streams[0] if len(streams) == 1 else _merged(streams)
     try:
         async for pair in merged:
@@ -144,7 +145,9 @@ class EventStream:
                 await self._write(PING)
 
 
-async def _checked(engine: Engine, index: int, request: Generate, metrics: Metrics, clock: Clock) -> Deltas:
+async def _checked(
+    engine: Engine, index: int, request: Generate, places: Places, metrics: Metrics, clock: Clock
+) -> Deltas:
     """One sequence, measured; its failures are raised."""
     stream = engine.generate(request)
     last: float | None = None
@@ -170,6 +173,7 @@ async def _checked(engine: Engine, index: int, request: Generate, metrics: Metri
                 last = now
             if delta.finish is not None:
                 reason = delta.finish
+                places.free()
                 yield index, delta
                 return
             yield index, delta

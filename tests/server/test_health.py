@@ -1,0 +1,174 @@
+import asyncio
+import json
+import logging
+import re
+
+import httpx
+import pytest
+
+from atlas_core import __version__
+from atlas_core.server.options import ServerOptions
+from atlas_core.server.ports import Service
+from atlas_core.vocab.errors import CheckpointError
+from atlas_core.vocab.messages import Progress
+
+
+def samples(server):
+    text = server.http.get("/metrics").text
+    return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in text.splitlines() if not line.startswith("#")}
+
+
+def test_loading_then_ready(serve, kit):
+    engine = kit.engine()
+    go = []
+
+    async def bring_up(on_progress):
+        on_progress(Progress("weights", 3, 10, "layer 1"))
+        while not go:
+            await asyncio.sleep(0.005)
+        return Service(engine, kit.model())
+
+    server = serve(engine, bring_up=bring_up, state="loading")
+    kit.until(lambda: server.http.get("/health").json()["progress"]["phase"] == "weights")
+    health = server.http.get("/health")
+    assert health.status_code == 503
+    assert health.json() == {"status": "loading", "progress": {"phase": "weights", "done": 3, "total": 10, "note": "layer 1"}}
+    assert server.http.get("/live").status_code == 200
+    for response in (server.chat(stream=True), server.complete(), server.http.get("/v1/models")):
+        assert (response.status_code, response.json()["error"]["code"]) == (503, "loading")
+        assert int(response.headers["retry-after"]) > 0
+    assert samples(server)["atlas_ready"] == 0
+    go.append(1)
+    server.wait()
+    assert server.http.get("/health").json() == {"status": "ready"}
+    assert server.chat().status_code == 200
+    assert server.reporter.events[-1] == ("ready", server.url, engine.info)
+
+
+def test_a_fault_outranks_everything_and_is_final(serve):
+    server = serve()
+    server.engine.state = "faulted"
+    assert (server.http.get("/health").status_code, server.http.get("/health").json()["status"]) == (503, "faulted")
+    assert server.http.get("/live").status_code == 503
+    response = server.chat()
+    assert (response.status_code, response.json()["error"]["code"]) == (503, "faulted")
+    assert response.headers["x-should-retry"] == "false"
+    assert samples(server)["atlas_ready"] == 0
+
+
+def test_a_start_that_fails_ends_the_server(kit):
+    async def bring_up(on_progress):
+        raise CheckpointError("model.safetensors is cut", "", "")
+
+    server = kit.running(kit.engine(), ServerOptions(), kit.model(), bring_up)
+    server.thread.join(5)
+    assert not server.thread.is_alive()
+    assert isinstance(server.app.lifecycle.error, CheckpointError)
+    assert server.app.lifecycle.state == "faulted"
+    with pytest.raises(httpx.TransportError):
+        server.http.get("/health")
+    server.http.close()
+
+
+def test_models(serve):
+    server = serve()
+    body = server.http.get("/v1/models").json()
+    assert body["object"] == "list"
+    assert [entry["id"] for entry in body["data"]] == ["tiny", "org/tiny"]
+    assert body["data"][1] == {
+        "id": "org/tiny", "object": "model", "created": 1700000000, "owned_by": "atlas", "root": "tiny", "parent": None,
+        "max_model_len": 512,
+    }  # fmt: skip
+    assert server.http.get("/v1/models/org/tiny").json() == body["data"][1]
+    response = server.http.get("/v1/models/other")
+    assert (response.status_code, response.json()["error"]["code"]) == (404, "model_not_found")
+
+
+def test_model_names_in_requests(serve):
+    server = serve()
+    assert [server.chat(model=name).json()["model"] for name in ("org/tiny", "gpt-x", None)] == ["org/tiny", "tiny", "tiny"]
+    strict = serve(strict_model=True)
+    assert strict.chat(model="org/tiny").status_code == 200
+    response = strict.chat(model="gpt-x")
+    assert (response.status_code, response.json()["error"]["param"]) == (404, "model")
+
+
+def test_version(serve):
+    assert serve().http.get("/version").json() == {"version": __version__}
+
+
+def test_tokenize_and_back(serve, kit):
+    server = serve()
+    post = server.http.post
+    body = post("/tokenize", json={"prompt": "hé<eos>"}).json()
+    assert body == {"tokens": [kit.bos, *"hé".encode(), kit.eos], "count": 5, "max_model_len": 512}
+    assert post("/tokenize", json={"content": "<eos>", "add_special": False, "parse_special": False}).json()["tokens"] == [*b"<eos>"]
+    turns = [{"role": "user", "content": "hi"}]
+    ids = post("/tokenize", json={"messages": turns}).json()["tokens"]
+    assert server.chat(messages=turns, return_token_ids=True).json()["prompt_token_ids"] == ids
+    back = post("/detokenize", json={"tokens": body["tokens"]}).json()
+    assert back == {"prompt": "<bos>hé<eos>", "text": "<bos>hé<eos>", "content": "<bos>hé<eos>"}
+    assert post("/tokenize", json={}).json()["error"]["param"] == "prompt"
+    assert post("/detokenize", json={"tokens": [260]}).json()["error"]["param"] == "tokens[0]"
+
+
+def test_metrics(serve, kit):
+    server = serve(kit.engine(delay=0.002))
+    made = len(kit.answer.encode()) + 1
+    server.chat()
+    server.chat(stream=True, max_tokens=3)
+    server.chat(temperature=-1)
+    server.http.get("/no/such/path")
+    kit.until(lambda: 'status="404"} 1.0' in server.http.get("/metrics").text)
+    found = samples(server)
+    chat = 'endpoint="/v1/chat/completions"'
+    assert found[f'atlas_requests_total{{{chat},status="200"}}'] == 2
+    assert found[f'atlas_requests_total{{{chat},status="400"}}'] == 1
+    assert found['atlas_requests_total{endpoint="other",status="404"}'] == 1
+    assert found['atlas_sequences_finished_total{reason="stop"}'] == found['atlas_sequences_finished_total{reason="length"}'] == 1
+    assert found["atlas_prompt_tokens_total"] == 2 * len(b"[user]hi\n[assistant]")
+    assert found["atlas_cached_tokens_total"] == 2
+    assert found["atlas_generation_tokens_total"] == made + 3
+    assert found["atlas_time_to_first_token_seconds_count"] == 2
+    assert found["atlas_inter_token_latency_seconds_count"] == made + 3 - 2
+    assert 0.002 * (made + 1) <= found["atlas_inter_token_latency_seconds_sum"] < 5
+    assert found[f"atlas_request_latency_seconds_count{{{chat}}}"] == 3
+    assert (found["atlas_ready"], found["atlas_preemptions_total"], found["atlas_steps_total"]) == (1, 2, 7)
+    server.engine.running = 4
+    assert samples(server)["atlas_kv_usage_ratio"] == 4 * 16 / 1024
+    assert samples(server)["atlas_requests_running"] == 4
+    server.engine.running = 0
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_one_line_a_request(serve, kit, caplog, monkeypatch, as_json):
+    monkeypatch.setattr(logging.getLogger("atlas"), "propagate", True)
+    server = serve(json_logs=as_json)
+
+    def lines():
+        told = [record.getMessage() for record in caplog.records if record.name == "atlas.request"]
+        return [line for line in told if "/health" not in line]
+
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+    with caplog.at_level("INFO", "atlas.request"):
+        server.http.post("/v1/chat/completions", json=body, headers={"x-request-id": "r1"})
+        kit.until(lambda: len(lines()) == 1)
+        server.http.post("/v1/chat/completions", content=b"[]", headers={"x-request-id": "r2"})
+        kit.until(lambda: len(lines()) == 2)
+        server.http.get("/a%0ab")
+        kit.until(lambda: len(lines()) == 3)
+    good, bad, odd = lines()
+    if as_json:
+        first = json.loads(good)
+        assert first.pop("seconds") > 0
+        assert first == {
+            "id": "r1", "method": "POST", "path": "/v1/chat/completions", "endpoint": "/v1/chat/completions", "status": 200,
+            "prompt_tokens": 20, "completion_tokens": 2, "error": None,
+        }  # fmt: skip
+        assert (json.loads(bad)["status"], json.loads(bad)["error"]) == (400, "the body is not a JSON object")
+        assert json.loads(odd)["path"] == "/a\nb"
+    else:
+        assert re.fullmatch(r"POST /v1/chat/completions 200 \d+ms prompt=20 completion=2 id=r1", good)
+        assert re.fullmatch(r"POST /v1/chat/completions 400 \d+ms id=r2 error='the body is not a JSON object'", bad)
+        assert odd.startswith("GET /a?b 404 ")
+        assert "\n" not in odd
