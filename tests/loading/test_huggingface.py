@@ -21,7 +21,11 @@ def save(path, tensors):
     header, data = {}, b""
     for name, values in tensors.items():
         raw = np.asarray(values, np.float32).tobytes()
-        header[name] = {"dtype": "F32", "shape": list(np.shape(values)), "data_offsets": [len(data), len(data) + len(raw)]}
+        header[name] = {
+            "dtype": "F32",
+            "shape": list(np.shape(values)),
+            "data_offsets": [len(data), len(data) + len(raw)],
+        }
         data += raw
     text = json.dumps(header).encode()
     path.write_bytes(struct.pack("<Q", len(text)) + text + data)
@@ -101,7 +105,12 @@ def test_one_file_of_another_name(folder, opened):
     ("one", "two", "placed", "said"),
     [
         ("a", "b", {"a": "one.safetensors", "b": "gone.safetensors"}, "gone.safetensors does not exist"),
-        ("a", "b", {"a": "one.safetensors", "c": "two.safetensors"}, "places c in two.safetensors, which does not have it"),
+        (
+            "a",
+            "b",
+            {"a": "one.safetensors", "c": "two.safetensors"},
+            "places c in two.safetensors, which does not have it",
+        ),
         ("a", "b", {"a": "two.safetensors", "b": "one.safetensors"}, "places a in two.safetensors, it is in one"),
         ("a", "a", {"a": "one.safetensors", "b": "two.safetensors"}, "a is in one.safetensors and in two.safetensors"),
         ("a", "b", {"a": "../one.safetensors"}, "not a safetensors file of this directory"),
@@ -132,7 +141,11 @@ def test_two_sets_of_weights(folder):
         ("config.json", "{", "config.json is not valid JSON"),
         ("config.json", "[]", "not a JSON object"),
         ("config.json", "{}", "no model_type"),
-        ("config.json", "version https://git-lfs.github.com/spec/v1\nsize 12\n", "git-lfs pointer for a file of 12 bytes"),
+        (
+            "config.json",
+            "version https://git-lfs.github.com/spec/v1\nsize 12\n",
+            "git-lfs pointer for a file of 12 bytes",
+        ),
         ("generation_config.json", "x", "generation_config.json is not valid JSON"),
         ("model.safetensors", "<html>", "looks like a web page"),
     ],

@@ -54,6 +54,5 @@ def tensors(**layouts):
 def test_detection():
     assert FORMAT.detect({}, tensors(a="bf16", position_ids="i64")).ok
     assert FORMAT.detect({}, tensors(a="bf16", b="u8")).reasons == ("b is stored as u8",)
-    assert FORMAT.detect({"quantization_config": {"quant_method": "fp8"}}, tensors(a="bf16")).reasons == (
-        "config.json has a quantization_config",
-    )
+    stated = FORMAT.detect({"quant_method": "fp8"}, tensors(a="bf16"))
+    assert stated.reasons == ("the checkpoint states a quantisation: fp8",)

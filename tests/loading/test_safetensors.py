@@ -54,9 +54,15 @@ def header(tmp_path):
         (WHOLE + bytes(2), "not fully covered: 77 bytes are expected, it has 79; bytes follow"),
         (pack({"a": A, "b": entry(4, 8, (1,))}, bytes(8)), "invalid offset: 'b' starts at 4"),
         (pack({"a": A, "b": A}, bytes(8)), "invalid offset"),
-        (pack({"a": entry(0, 4, (1,)), "b": entry(8, 12, (1,))}, bytes(12)), "'b' starts at 8 of the data, and 'a' ends at 4"),
+        (
+            pack({"a": entry(0, 4, (1,)), "b": entry(8, 12, (1,))}, bytes(12)),
+            "'b' starts at 8 of the data, and 'a' ends at 4",
+        ),
         (pack({"a": entry(8, 0)}, bytes(8)), "invalid offset: 'a' ends at 0"),
-        (pack({"a": entry(0, 8, (3,))}, bytes(8)), "invalid shape, dtype or offset: 'a' has 8 bytes, and F32 [3] needs 12"),
+        (
+            pack({"a": entry(0, 8, (3,))}, bytes(8)),
+            "invalid shape, dtype or offset: 'a' has 8 bytes, and F32 [3] needs 12",
+        ),
         (pack({"a": entry(0, 8, (1 << 40, 1 << 40))}, bytes(8)), "overflow"),
         (pack({"a": entry(0, 8, dtype="F5_E2M2")}, bytes(8)), "unknown variant"),
         (pack({"a": entry(0, 1, (3,), "F4")}, bytes(1)), "needs 1.5"),

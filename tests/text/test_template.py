@@ -86,7 +86,9 @@ def test_arguments_that_are_no_object(arguments):
 
 
 def test_a_template_that_prints_arguments_gets_text():
-    source = "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ c.function.arguments }}{% endfor %}{% endfor %}"
+    source = (
+        "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ c.function.arguments }}{% endfor %}{% endfor %}"
+    )
     assert template(source).render([USER, call({"town": "Zürich"})]) == '{"town": "Zürich"}'
 
 
@@ -109,7 +111,9 @@ def test_empty_fields_are_no_fields():
 
 def test_parts_are_joined_for_a_template_that_wants_text():
     parts = [{"type": "text", "text": "a "}, {"type": "text", "text": "b"}]
-    assert template().render([{"role": "user", "content": parts}]) == template().render([{"role": "user", "content": "a b"}])
+    assert template().render([{"role": "user", "content": parts}]) == template().render(
+        [{"role": "user", "content": "a b"}]
+    )
     with pytest.raises(RequestError) as caught:
         template().render([{"role": "user", "content": [*parts, {"type": "image_url", "image_url": {}}]}])
     assert (caught.value.field, caught.value.kind) == ("messages[0].content[2]", "unsupported")

@@ -120,7 +120,10 @@ def test_half_a_character_is_refused():
         (TokenizerSource("{}", {}, {}), "tokenizer.json is not understood"),
         (TokenizerSource(TINY, {}, {"eos_token": "<never>"}), "not in the vocabulary"),
         (TokenizerSource(TINY, {}, {}, add_bos=True), "names none"),
-        (TokenizerSource(json.dumps(pieces(decoder={"type": "WordPiece", "prefix": "##", "cleanup": True})), {}, {}), "decoder"),
+        (
+            TokenizerSource(json.dumps(pieces(decoder={"type": "WordPiece", "prefix": "##", "cleanup": True})), {}, {}),
+            "decoder",
+        ),
         (TokenizerSource(json.dumps(pieces(decoder=None)), {}, {}), "decoder is not known"),
     ],
 )

@@ -85,10 +85,14 @@ def test_sizes_and_layouts_that_do_not_fit():
 
 
 def tensors(*layouts):
-    return {f"t{n}": TensorInfo(f"t{n}", (1, 256), name, BY_NAME[name].nbytes((1, 256))) for n, name in enumerate(layouts)}
+    return {
+        f"t{n}": TensorInfo(f"t{n}", (1, 256), name, BY_NAME[name].nbytes((1, 256))) for n, name in enumerate(layouts)
+    }
 
 
 def test_detection():
     assert FORMAT.detect({}, tensors("f32", "q4_1", "q8_0")).reasons == ("tensors are stored as q4_1, q8_0",)
     assert FORMAT.detect({}, tensors("f32")).reasons == ("no tensor has a ggml block layout",)
-    assert FORMAT.detect({}, tensors("q4_1", "iq1_s")).reasons == ("tensors are stored as iq1_s, which cannot be decoded",)
+    assert FORMAT.detect({}, tensors("q4_1", "iq1_s")).reasons == (
+        "tensors are stored as iq1_s, which cannot be decoded",
+    )

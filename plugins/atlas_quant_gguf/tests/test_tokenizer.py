@@ -81,7 +81,11 @@ def test_sentencepiece_merges_the_best_score_first(pieces):
 def test_sentencepiece_without_the_blank_in_front(pieces):
     source = tokenizer_source({**pieces, "tokenizer.ggml.add_space_prefix": False}, PATH)
     assert encode(source, "hel hel") == ["hel", "▁hel"]
-    assert [step["type"] for step in json.loads(source.json)["decoder"]["decoders"]] == ["Replace", "ByteFallback", "Fuse"]
+    assert [step["type"] for step in json.loads(source.json)["decoder"]["decoders"]] == [
+        "Replace",
+        "ByteFallback",
+        "Fuse",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -93,9 +93,7 @@ class WeightStore:
             rows = info.shape[0] if info.shape else 0
             if not order or min(order) < 0 or max(order) >= rows or info.nbytes % rows:
                 raise self._wrong_shape(canonical, info, (max(order, default=0) + 1, *shape[1:]))
-            info = TensorInfo(
-                info.name, (len(order), *info.shape[1:]), info.layout, info.nbytes // rows * len(order)
-            )
+            info = TensorInfo(info.name, (len(order), *info.shape[1:]), info.layout, info.nbytes // rows * len(order))
         if info.shape != tuple(shape):
             raise self._wrong_shape(canonical, info, shape)
         return info

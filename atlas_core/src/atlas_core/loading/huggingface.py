@@ -100,7 +100,9 @@ class HuggingFaceCheckpoint:
         try:
             file, stored = self._stored[name]
         except KeyError:
-            raise CheckpointError(f"{self.path} has no tensor {name!r}", "", "name a tensor of this checkpoint") from None
+            raise CheckpointError(
+                f"{self.path} has no tensor {name!r}", "", "name a tensor of this checkpoint"
+            ) from None
         if rows is None:
             return file.read([(stored.start, stored.end)])
         count = stored.shape[0] if stored.shape else 1

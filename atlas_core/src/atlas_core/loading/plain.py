@@ -28,10 +28,10 @@ class PlainFormat:
     layouts: Sequence[StorageLayout] = (plain(DType.F32), plain(DType.BF16), plain(DType.F16))
 
     def detect(self, config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> Verdict:
-        """Yes when nothing is declared quantised and every tensor is plain."""
-        for key in ("quantization_config", "compression_config"):
-            if config.get(key):
-                return Verdict.no(f"config.json has a {key}")
+        """Yes when the checkpoint states no quantisation (``config`` is empty) and every tensor is plain."""
+        if config:
+            method = config.get("quant_method") or ", ".join(sorted(config))
+            return Verdict.no(f"the checkpoint states a quantisation: {method}")
         for name, info in tensors.items():
             if info.layout not in _NUMPY and info.layout not in _BUFFERS:
                 return Verdict.no(f"{name} is stored as {info.layout}")

@@ -31,7 +31,9 @@ def normalise(messages: Sequence[Mapping[str, Any]], abilities: TemplateAbilitie
     no field, and ``developer`` is ``system`` to a template that has never heard of it. Raises RequestError naming the field.
     """
     if not messages:
-        raise RequestError("there are no messages", "a conversation has at least one turn", "send one", field="messages")
+        raise RequestError(
+            "there are no messages", "a conversation has at least one turn", "send one", field="messages"
+        )
     return [_message(message, f"messages[{index}]", abilities) for index, message in enumerate(messages)]
 
 
@@ -39,7 +41,9 @@ def _message(message: Mapping[str, Any], field: str, abilities: TemplateAbilitie
     out = dict(message)
     role = out.get("role")
     if not isinstance(role, str):
-        raise RequestError(f"{field} has no role", "every turn belongs to somebody", "add a role", field=f"{field}.role")
+        raise RequestError(
+            f"{field} has no role", "every turn belongs to somebody", "add a role", field=f"{field}.role"
+        )
     if role == "developer" and not abilities.developer_role:
         out["role"] = "system"
     content = out.get("content")
@@ -57,7 +61,10 @@ def _content(content: Any, field: str, abilities: TemplateAbilities) -> Any:
         return content
     if not isinstance(content, Sequence):
         raise RequestError(
-            f"{field} is neither a string nor a list of parts", f"it is {type(content).__name__}", "send text", field=field
+            f"{field} is neither a string nor a list of parts",
+            f"it is {type(content).__name__}",
+            "send text",
+            field=field,
         )
     texts = []
     for index, part in enumerate(content):
@@ -94,7 +101,10 @@ def _arguments(value: Any, field: str) -> Mapping[str, Any]:
             parsed = json.loads(value)
         except (ValueError, RecursionError) as error:
             raise RequestError(
-                f"{field} is not JSON", str(error), "send the arguments of the call as the model wrote them", field=field
+                f"{field} is not JSON",
+                str(error),
+                "send the arguments of the call as the model wrote them",
+                field=field,
             ) from None
     if not isinstance(parsed, Mapping):
         raise RequestError(

@@ -166,7 +166,7 @@ class _Refused(jinja2.TemplateError):
 class _GenerationTag(Extension):
     """``{% generation %}`` marks the assistant's words for training; for a prompt it is only its body."""
 
-    tags = {"generation"}
+    tags = {"generation"}  # noqa: RUF012 - Jinja reads it so
 
     def parse(self, parser: Parser) -> list[jinja2.nodes.Node]:
         next(parser.stream)

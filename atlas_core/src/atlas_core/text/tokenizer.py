@@ -162,7 +162,9 @@ def _decoder(declared: Any) -> tuple[Callable[[str], bytes], bool]:
             if step["type"] == "Replace":
                 pattern = step["pattern"]
                 if "String" not in pattern:
-                    raise CheckpointError("the tokenizer's decoder replaces by a regular expression", str(pattern), _CURE)
+                    raise CheckpointError(
+                        "the tokenizer's decoder replaces by a regular expression", str(pattern), _CURE
+                    )
                 replacements.append((pattern["String"], step["content"]))
             elif step["type"] == "Metaspace":
                 replacements.append((step["replacement"], " "))

@@ -69,7 +69,9 @@ def generation_defaults(metadata: Mapping[str, Any], path: Path) -> dict[str, An
         if key not in metadata:
             continue
         if type(metadata[key]) is not int or metadata[key] < 0:
-            raise CheckpointError(f"{path}: the key {key} is {metadata[key]!r}", "a token id is expected", "use another file")
+            raise CheckpointError(
+                f"{path}: the key {key} is {metadata[key]!r}", "a token id is expected", "use another file"
+            )
         ids[f"{role}_token_id"] = metadata[key]
     turn_end = ids.pop("eot_token_id", None)
     if turn_end is not None and turn_end != ids.get("eos_token_id"):
@@ -117,7 +119,9 @@ class _Keys:
 
     def check_all_used(self) -> None:
         unused = [
-            key for key in self._metadata if key.startswith(self._prefix) and key.removeprefix(self._prefix) not in self._used
+            key
+            for key in self._metadata
+            if key.startswith(self._prefix) and key.removeprefix(self._prefix) not in self._used
         ]
         # Counts of parts that the model could have and has none of.
         unused = [key for key in unused if self._metadata[key] not in (0, False, [])]
@@ -133,7 +137,9 @@ class _Keys:
         value = self._metadata.get(self._prefix + name, default)
         if value is None:
             raise CheckpointError(
-                f"{self._path} lacks the key {self._prefix}{name}", "the model cannot be built without it", "use another file"
+                f"{self._path} lacks the key {self._prefix}{name}",
+                "the model cannot be built without it",
+                "use another file",
             )
         return value
 
@@ -163,7 +169,11 @@ def _common(keys: _Keys, header: GgufHeader, path: Path) -> dict[str, Any]:
         "tie_word_embeddings": "output.weight" not in header.tensors,
         "vocab_size": keys.integer("vocab_size", tokens_known),
         "torch_dtype": _DTYPES.get(only, "float32"),  # blocks are defined by the float32 values that they decode to
-        **{key: value for key, value in generation_defaults(header.metadata, path).items() if not isinstance(value, list)},
+        **{
+            key: value
+            for key, value in generation_defaults(header.metadata, path).items()
+            if not isinstance(value, list)
+        },
     }
 
 

@@ -34,7 +34,8 @@ class GgufFormat:
         owned = {layout.name for layout in self.layouts}
         blocks = sorted({info.layout for info in tensors.values()} & owned)
         unread = sorted(
-            {info.layout for info in tensors.values() if info.layout in BY_NAME and BY_NAME[info.layout].block > 1} - owned
+            {info.layout for info in tensors.values() if info.layout in BY_NAME and BY_NAME[info.layout].block > 1}
+            - owned
         )
         if unread:
             return Verdict.no(f"tensors are stored as {', '.join(unread)}, which cannot be decoded")

@@ -104,7 +104,9 @@ def _sentencepiece(
     if not isinstance(scores, list) or len(scores) != len(tokens) or not all(type(score) is float for score in scores):
         raise _refuse(path, "tokenizer.ggml.scores does not hold one number for each token")
     if metadata.get("tokenizer.ggml.remove_extra_whitespaces") is True:
-        raise _refuse(path, "it removes blanks (tokenizer.ggml.remove_extra_whitespaces), which cannot be undone in answers")
+        raise _refuse(
+            path, "it removes blanks (tokenizer.ggml.remove_extra_whitespaces), which cannot be undone in answers"
+        )
     unknown = next((token for token, kind in zip(tokens, kinds, strict=True) if kind == _Kind.UNKNOWN), None)
     prefix = metadata.get("tokenizer.ggml.add_space_prefix", True) is True
     replace = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
@@ -125,7 +127,12 @@ def _sentencepiece(
             ],
         },
         "model": _bpe(
-            tokens, _merges(tokens, kinds, scores), ignore_merges=False, unk_token=unknown, fuse_unk=True, byte_fallback=True
+            tokens,
+            _merges(tokens, kinds, scores),
+            ignore_merges=False,
+            unk_token=unknown,
+            fuse_unk=True,
+            byte_fallback=True,
         ),
     }
 
@@ -200,7 +207,12 @@ def _rules() -> dict[str, tuple[list[dict[str, Any]], dict[str, str] | None, boo
     llama3 = ([_split(_WORDS.format(digits="{1,3}"))], None, True, True)
     qwen2 = ([_split(_WORDS.format(digits=""))], {"type": "NFC"}, False, False)
     unnamed = (
-        [_split(r"[\p{P}\$\+<=>\^~\|]+"), _split(_GPT2.removesuffix(r"|\s+")), _split(r"\p{N}+"), _split(r"[0-9][0-9][0-9]")],
+        [
+            _split(r"[\p{P}\$\+<=>\^~\|]+"),
+            _split(_GPT2.removesuffix(r"|\s+")),
+            _split(r"\p{N}+"),
+            _split(r"[0-9][0-9][0-9]"),
+        ],
         None,
         False,
         False,
