@@ -1,0 +1,161 @@
+"""Keys and values in pages, and attention over them. One cache layout: bf16, heads before tokens."""
+
+from collections.abc import Sequence
+
+from atlas_core.contracts.backend import Launch
+from atlas_core.contracts.ops import BindContext, KVLayout, OpImplementation, OpNeed
+from atlas_core.vocab.dtype import DType
+from atlas_core.vocab.kernel import Arg, Geometry, f32, i32, ptr
+from atlas_nvidia.implementations.base import VECTOR, Implementation, addresses, not_bf16, not_fast, spread
+
+LAYOUT = "hnd_bf16"
+HEAD_DIMS = (64, 128)
+GROUPS = (1, 2, 4, 8)
+KEY_TILE = 16
+"""Keys that a warp takes at once; a tile must not cross a page."""
+MAX_SPLITS = 8
+"""Blocks of a cluster that every device with clusters can hold together."""
+
+
+def kv_layout(need: OpNeed) -> KVLayout:
+    """The layout with the page size that was asked for."""
+    return KVLayout(LAYOUT, DType.BF16, need.attrs["page_tokens"])
+
+
+def other_cache(need: OpNeed) -> list[str]:
+    """Refusals of pages laid out otherwise, and of heads that are no whole number of vectors."""
+    reasons = [] if need.kv == LAYOUT else [f"pages are laid out as {need.kv}, not as {LAYOUT}"]
+    if need.attrs["head_dim"] % VECTOR:
+        reasons.append(f"head_dim {need.attrs['head_dim']} is no multiple of {VECTOR}")
+    return reasons
+
+
+def layer_address(need: OpNeed, context: BindContext) -> Arg:
+    """Where the pages of this node's layer start."""
+    cache = context.operands["cache"]
+    return ptr(cache.address + need.attrs["layer"] * (cache.nbytes // need.operands["cache"].shape[0]))
+
+
+class _Cached(Implementation):
+    def kv_layouts(self, need: OpNeed) -> Sequence[KVLayout]:
+        """See OpImplementation."""
+        return (kv_layout(need),)
+
+
+class KvAppend(_Cached):
+    """Copies, 16 bytes a thread."""
+
+    op, name = "kv_append", "kv_append"
+    module, entry = "rope", "kv_append"
+
+    def refusals(self, need: OpNeed) -> list[str]:
+        """See Implementation."""
+        return [*not_fast(need), *not_bf16(need, "k", "v"), *other_cache(need)]
+
+    def bind(self, need: OpNeed, context: BindContext) -> Sequence[Launch]:
+        """See OpImplementation."""
+        attrs = need.attrs
+        args = [
+            ptr(context.counts), *addresses(context, "k", "v", "positions", "token_row", "row_slot", "slots"),
+            layer_address(need, context), i32(attrs["kv_heads"]), i32(attrs["head_dim"]), i32(attrs["page_tokens"]),
+            i32(attrs["slot_stride"]), i32(attrs["table_offset"]),
+        ]  # fmt: skip
+        return self.launch(context, spread(need.tokens * attrs["kv_heads"] * attrs["head_dim"] // VECTOR), args)
+
+
+class _Attention(_Cached):
+    op = "paged_attention"
+
+    def refusals(self, need: OpNeed) -> list[str]:
+        """See Implementation."""
+        reasons = [*not_fast(need), *not_bf16(need, "q", "y"), *other_cache(need)]
+        if need.attrs["head_dim"] not in HEAD_DIMS:
+            reasons.append(f"head_dim is {need.attrs['head_dim']}, and there are kernels for {HEAD_DIMS}")
+        if need.attrs["page_tokens"] % KEY_TILE:
+            reasons.append(f"pages of {need.attrs['page_tokens']} tokens are no multiple of {KEY_TILE}")
+        return reasons
+
+    def arguments(self, need: OpNeed, context: BindContext) -> list[Arg]:
+        """In the order that both kernels share."""
+        attrs = need.attrs
+        return [
+            ptr(context.counts), *addresses(context, "q", "cu_q", "row_slot", "slots"), layer_address(need, context),
+            *addresses(context, "y"), i32(attrs["q_heads"]), i32(attrs["kv_heads"]), i32(attrs["page_tokens"]),
+            i32(attrs["slot_stride"]), i32(attrs["table_offset"]), i32(attrs["window"]), f32(attrs["scale"]),
+        ]  # fmt: skip
+
+
+class Decode(_Attention):
+    """One query a sequence, for one head size and up to ``group`` query heads a cluster."""
+
+    entry = "paged_decode"
+    rank = 20
+
+    def __init__(self, head_dim: int, group: int) -> None:
+        self.head_dim, self.group = head_dim, group
+        self.name = f"paged_decode_{head_dim}_{group}"
+        self.module = "paged_decode" if (head_dim, group) == (128, 4) else self.name
+        super().__init__()
+
+    def refusals(self, need: OpNeed) -> list[str]:
+        """See Implementation."""
+        reasons = super().refusals(need)
+        heads = need.attrs["q_heads"] // need.attrs["kv_heads"]
+        if need.attrs["head_dim"] != self.head_dim:
+            reasons.append(f"it is for heads of {self.head_dim}, not {need.attrs['head_dim']}")
+        if best_group(heads) != self.group:
+            reasons.append(f"{heads} query heads a key head are served {best_group(heads)} at a time")
+        if need.max_query != 1:
+            reasons.append(f"sequences bring up to {need.max_query} tokens, and it takes one")
+        return reasons
+
+    def bind(self, need: OpNeed, context: BindContext) -> Sequence[Launch]:
+        """See OpImplementation."""
+        kv_heads = need.attrs["kv_heads"]
+        tiles = kv_heads * -(-(need.attrs["q_heads"] // kv_heads) // self.group)
+        splits = 1
+        while splits < MAX_SPLITS and tiles * need.sequences * splits < context.workers:
+            splits *= 2
+        warps, keys = 8, KEY_TILE
+        floats = warps * keys * 8 + 3 * warps * 8 + warps * self.group * self.head_dim + 2 * 8 + self.group * self.head_dim
+        geometry = Geometry((splits, tiles, need.sequences), (warps * 32, 1, 1), 4 * floats)
+        return self.launch(context, geometry, self.arguments(need, context), cluster=(splits, 1, 1))
+
+
+def best_group(heads: int) -> int:
+    """Query heads that a cluster takes at once, of ``heads`` that share a key head."""
+    return next((group for group in GROUPS if group >= heads), GROUPS[-1])
+
+
+class Prefill(_Attention):
+    """Any number of queries a sequence, for one head size."""
+
+    entry = "paged_prefill"
+    rank = 10
+    queries, keys = 64, 64
+
+    def __init__(self, head_dim: int) -> None:
+        self.head_dim = head_dim
+        self.name = f"paged_prefill_{head_dim}"
+        self.module = "paged_prefill" if head_dim == 128 else self.name
+        super().__init__()
+
+    def refusals(self, need: OpNeed) -> list[str]:
+        """See Implementation."""
+        reasons = super().refusals(need)
+        if need.attrs["head_dim"] != self.head_dim:
+            reasons.append(f"it is for heads of {self.head_dim}, not {need.attrs['head_dim']}")
+        return reasons
+
+    def bind(self, need: OpNeed, context: BindContext) -> Sequence[Launch]:
+        """See OpImplementation."""
+        # Each sequence may end within a tile: so many tiles cover every division of the tokens.
+        tiles = need.tokens // self.queries + need.sequences
+        shared = 2 * 2 * self.keys * self.head_dim * 2
+        geometry = Geometry((tiles, need.attrs["q_heads"], 1), (128, 1, 1), shared)
+        return self.launch(context, geometry, self.arguments(need, context))
+
+
+ALL: tuple[OpImplementation, ...] = (
+    KvAppend(), *(Decode(dim, group) for dim in HEAD_DIMS for group in GROUPS), *(Prefill(dim) for dim in HEAD_DIMS),
+)  # fmt: skip

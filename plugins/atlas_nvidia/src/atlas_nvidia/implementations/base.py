@@ -1,0 +1,129 @@
+"""What all implementations share: answers that most of them give alike, common refusals, and the packing of a launch."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from atlas_core.contracts.backend import Launch
+from atlas_core.contracts.ops import BindContext, KVLayout, OperandSpec, OpNeed, Packed
+from atlas_core.ops.step import Count
+from atlas_core.vocab.dtype import DType
+from atlas_core.vocab.errors import KernelError
+from atlas_core.vocab.kernel import Arg, Geometry, LaunchAttrs, i32, ptr
+from atlas_core.vocab.layout import StorageLayout
+from atlas_core.vocab.verdict import Verdict
+
+VECTOR = 8
+"""bf16 elements of the 16 bytes that a thread moves at once."""
+SHARED_LIMITS = {"sm_90a": 227 * 1024}
+"""Shared memory that a block may use, by architecture (CUDA programming guide, compute capabilities)."""
+SHARED_ELSEWHERE = 99 * 1024
+_LIVE = {"T": Count.TOKENS, "S": Count.SEQUENCES, "R": Count.ROWS}
+
+
+class Implementation:
+    """An OpImplementation of one kernel; weights are read as stored, there is neither cache nor scratch."""
+
+    op: str
+    name: str
+    module: str
+    entry: str
+    rank: int = 10
+
+    def __init__(self) -> None:
+        self.kernels: Sequence[tuple[str, str]] = ((self.module, self.entry),)
+
+    def refusals(self, need: OpNeed) -> list[str]:
+        """Every reason why this need cannot be met."""
+        raise NotImplementedError
+
+    def supports(self, need: OpNeed) -> Verdict:
+        """See OpImplementation."""
+        reasons = self.refusals(need)
+        return Verdict.no(*reasons) if reasons else Verdict.yes(self.rank)
+
+    def packings(self, need: OpNeed) -> Mapping[str, Packed]:
+        """See OpImplementation."""
+        return {}
+
+    def pack(self, packing: str, layout: StorageLayout, shape: tuple[int, ...], data: bytes | memoryview) -> bytes | np.ndarray:
+        """See OpImplementation. Raises KernelError: there is no packing but the stored one."""
+        raise KernelError(f"{self.name} has no packing {packing}", "it reads weights as stored", "this is a fault of the caller")
+
+    def kv_layouts(self, need: OpNeed) -> Sequence[KVLayout]:
+        """See OpImplementation."""
+        return ()
+
+    def scratch_bytes(self, need: OpNeed) -> int:
+        """See OpImplementation."""
+        return 0
+
+    def bind(self, need: OpNeed, context: BindContext) -> Sequence[Launch]:
+        """See OpImplementation."""
+        raise NotImplementedError
+
+    def launch(
+        self, context: BindContext, geometry: Geometry, args: Sequence[Arg], cluster: tuple[int, int, int] | None = None
+    ) -> Sequence[Launch]:
+        """The kernel with these arguments. It may begin before its predecessor ends: all kernels here wait by themselves."""
+        kernel = context.backend.kernel(self.module, self.entry)
+        return (context.backend.prepare_launch(kernel, geometry, args, LaunchAttrs(overlap=True, cluster=cluster)),)
+
+
+def not_fast(need: OpNeed) -> list[str]:
+    """bf16 activations cannot keep the promise of exact numerics."""
+    return ["it computes in bf16, which is not exact"] if need.numerics != "fast" else []
+
+
+def not_bf16(need: OpNeed, *operands: str) -> list[str]:
+    """Refusals of activations that are not bf16."""
+    return [
+        f"{name} is {need.operands[name].dtype.value}, not bf16" for name in operands if need.operands[name].dtype is not DType.BF16
+    ]
+
+
+def not_stored(need: OpNeed, operand: str, *layouts: str) -> list[str]:
+    """Refusals of a weight in another storage layout."""
+    layout = need.operands[operand].layout
+    found = layout.name if layout else "no weight"
+    return [] if found in layouts else [f"{operand} is stored as {found}, not as {' or '.join(layouts)}"]
+
+
+def ragged(need: OpNeed, *operands: str) -> list[str]:
+    """Refusals of rows that are no whole number of 16-byte vectors."""
+    return [
+        f"rows of {name} have {need.operands[name].shape[-1]} elements, which is no multiple of {VECTOR}"
+        for name in operands
+        if need.operands[name].shape[-1] % VECTOR
+    ]
+
+
+def unbounded(need: OpNeed, operand: str) -> list[str]:
+    """Refusals of rows whose live number no count tells."""
+    return [] if need.operands[operand].live in _LIVE else [f"no live count bounds the rows of {operand}"]
+
+
+def live_word(spec: OperandSpec) -> Arg:
+    """Index of the live count that bounds the operand's rows."""
+    return i32(_LIVE[spec.live])
+
+
+def stored_f32(need: OpNeed, operand: str) -> Arg:
+    """1 when a vector of weights is float32, 0 when it is bf16."""
+    layout = need.operands[operand].layout
+    return i32(int(layout is not None and layout.name == DType.F32.value))
+
+
+def addresses(context: BindContext, *operands: str) -> list[Arg]:
+    """Pointers to operands, in order."""
+    return [ptr(context.operands[name].address) for name in operands]
+
+
+def spread(threads: int, block: int = 256) -> Geometry:
+    """Enough blocks for so many threads; one block at least, so that every launch waits for its predecessor."""
+    return Geometry((max(1, -(-threads // block)), 1, 1), (block, 1, 1))
+
+
+def shared_limit(need: OpNeed) -> int:
+    """Bytes of shared memory that a block may have."""
+    return SHARED_LIMITS.get(need.arch, SHARED_ELSEWHERE)

@@ -1,0 +1,114 @@
+"""Fused ops of a dense layer, for up to 8 tokens: with attention and two projections a layer is five launches."""
+
+from collections.abc import Sequence
+
+from atlas_core.contracts.backend import Launch
+from atlas_core.contracts.ops import BindContext, KVLayout, OpImplementation, OpNeed
+from atlas_core.vocab.kernel import Geometry, f32, i32, ptr
+from atlas_nvidia.implementations.attention import kv_layout, layer_address, other_cache
+from atlas_nvidia.implementations.base import (
+    Implementation,
+    addresses,
+    not_bf16,
+    not_fast,
+    not_stored,
+    ragged,
+    shared_limit,
+    stored_f32,
+    unbounded,
+)
+from atlas_nvidia.implementations.linear import THREADS, sums_bytes
+
+COLUMNS = 8
+
+
+def norm_bytes(width: int, capacity: int) -> int:
+    """Shared memory of a streaming kernel that normalises ``capacity`` columns of ``width`` first (gemv.cuh)."""
+    stride = -(-width // 64) * 64 + 32
+    return sums_bytes(COLUMNS) + 2 * capacity * stride + 4 * width + 4 * 8 * COLUMNS
+
+
+class _Normed(Implementation):
+    """A norm and products with matrices that all read it."""
+
+    matrices: tuple[str, ...]
+    rank = 50
+
+    def refusals(self, need: OpNeed) -> list[str]:
+        """See Implementation."""
+        tokens, width = need.operands["x"].shape
+        reasons = [
+            *not_fast(need), *not_bf16(need, "x"), *not_stored(need, "norm_weight", "bf16", "f32"), *ragged(need, "x"),
+            *unbounded(need, "x"), *(reason for name in self.matrices for reason in not_stored(need, name, "bf16")),
+        ]  # fmt: skip
+        if tokens > COLUMNS:
+            reasons.append(f"it takes at most {COLUMNS} tokens, not {tokens}")
+        elif norm_bytes(width, tokens) > shared_limit(need):
+            reasons.append(f"{tokens} rows of {width} do not fit into the shared memory of {need.arch}")
+        return reasons
+
+    def geometry(self, need: OpNeed, context: BindContext, tiles: int) -> Geometry:
+        """Two blocks a processor, or one a tile."""
+        tokens, width = need.operands["x"].shape
+        return Geometry((min(tiles, 2 * context.workers), 1, 1), (THREADS, 1, 1), norm_bytes(width, tokens))
+
+
+class NormQkvRopeAppend(_Normed):
+    """A tile is 8 pairs of dimensions that rotate together, so heads must be rotated whole."""
+
+    op, name = "norm_qkv_rope_append", "norm_qkv_rope_append"
+    module, entry = "norm_qkv", "norm_qkv_rope_append"
+    matrices = ("q_weight", "k_weight", "v_weight")
+
+    def refusals(self, need: OpNeed) -> list[str]:
+        """See Implementation."""
+        reasons = [*super().refusals(need), *not_bf16(need, "q"), *other_cache(need)]
+        half, head_dim = need.operands["inv_freq"].shape[0], need.attrs["head_dim"]
+        if 2 * half != head_dim or half % 8:
+            reasons.append(f"{2 * half} of {head_dim} dimensions rotate: it rotates whole heads of a multiple of 16")
+        return reasons
+
+    def kv_layouts(self, need: OpNeed) -> Sequence[KVLayout]:
+        """See OpImplementation."""
+        return (kv_layout(need),)
+
+    def bind(self, need: OpNeed, context: BindContext) -> Sequence[Launch]:
+        """See OpImplementation."""
+        attrs = need.attrs
+        tokens, width = need.operands["x"].shape
+        names = (
+            "x", "norm_weight", "q_weight", "k_weight", "v_weight", "inv_freq", "positions", "token_row", "row_slot", "slots",
+        )  # fmt: skip
+        args = [
+            ptr(context.counts), *addresses(context, *names), layer_address(need, context), *addresses(context, "q"),
+            *(i32(v) for v in (width, attrs["q_heads"], attrs["kv_heads"], attrs["head_dim"], attrs["page_tokens"])),
+            i32(attrs["slot_stride"]), i32(attrs["table_offset"]), i32(tokens), f32(attrs["eps"]), f32(attrs["rope_scale"]),
+            stored_f32(need, "norm_weight"),
+        ]  # fmt: skip
+        tiles = (attrs["q_heads"] + 2 * attrs["kv_heads"]) * attrs["head_dim"] // 16
+        return self.launch(context, self.geometry(need, context, tiles), args)
+
+
+class NormGateUpSilu(_Normed):
+    """A tile is 8 rows of gate and the same of up."""
+
+    op, name = "norm_gate_up_silu", "norm_gate_up_silu"
+    module, entry = "norm_gate_up", "norm_gate_up_silu"
+    matrices = ("gate_weight", "up_weight")
+
+    def refusals(self, need: OpNeed) -> list[str]:
+        """See Implementation."""
+        return [*super().refusals(need), *not_bf16(need, "y"), *ragged(need, "y")]
+
+    def bind(self, need: OpNeed, context: BindContext) -> Sequence[Launch]:
+        """See OpImplementation."""
+        tokens, width = need.operands["x"].shape
+        rows = need.operands["y"].shape[1]
+        args = [
+            ptr(context.counts), *addresses(context, "x", "norm_weight", "gate_weight", "up_weight", "y"), i32(rows), i32(width),
+            i32(tokens), f32(need.attrs["eps"]), stored_f32(need, "norm_weight"),
+        ]  # fmt: skip
+        return self.launch(context, self.geometry(need, context, rows // 8), args)
+
+
+ALL: tuple[OpImplementation, ...] = (NormQkvRopeAppend(), NormGateUpSilu())

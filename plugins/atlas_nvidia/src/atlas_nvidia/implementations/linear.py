@@ -1,0 +1,132 @@
+"""Products with bf16 weights, with or without a residual: streams of weights for few tokens, tensor-core tiles for many."""
+
+from collections.abc import Sequence
+
+from atlas_core.contracts.backend import Launch
+from atlas_core.contracts.ops import BindContext, OpImplementation, OpNeed
+from atlas_core.vocab.dtype import DType
+from atlas_core.vocab.kernel import Arg, Geometry, i32, ptr
+from atlas_core.vocab.verdict import Verdict
+from atlas_nvidia.implementations.base import (
+    Implementation,
+    addresses,
+    live_word,
+    not_bf16,
+    not_fast,
+    not_stored,
+    ragged,
+    shared_limit,
+    unbounded,
+)
+
+ROWS = 16
+"""Weight rows of a tile of the streaming kernels (gemv.cuh)."""
+THREADS = 256
+
+
+def sums_bytes(columns: int) -> int:
+    """Shared memory for the sums of the 8 warps of a streaming kernel, two tiles deep."""
+    return 2 * 8 * ROWS * columns * 4
+
+
+class _Linear(Implementation):
+    """Both ops: ``residual`` tells whether a sum follows."""
+
+    def __init__(self, residual: bool, variant: str, module: str) -> None:
+        self.residual = residual
+        self.op = "linear_add" if residual else "linear"
+        self.name = f"{self.op}_{variant}"
+        self.module = module
+        super().__init__()
+
+    def refusals(self, need: OpNeed) -> list[str]:
+        """See Implementation."""
+        activations = ("x", "residual", "y") if self.residual else ("x",)
+        reasons = [
+            *not_fast(need), *not_bf16(need, *activations), *not_stored(need, "weight", "bf16"), *ragged(need, "x"),
+            *unbounded(need, "x"),
+        ]  # fmt: skip
+        if need.operands["y"].dtype not in (DType.BF16, DType.F32):
+            reasons.append(f"y is {need.operands['y'].dtype.value}, neither bf16 nor f32")
+        return reasons
+
+    def arguments(self, need: OpNeed, context: BindContext) -> list[Arg]:
+        """In the order that both kernels share."""
+        rows, width = need.operands["weight"].shape
+        residual = ptr(context.operands["residual"].address) if self.residual else ptr(0)
+        return [
+            ptr(context.counts), live_word(need.operands["x"]), *addresses(context, "x", "weight"), residual,
+            *addresses(context, "y"), i32(rows), i32(width), i32(int(need.operands["y"].dtype is DType.F32)),
+        ]  # fmt: skip
+
+
+class Streamed(_Linear):
+    """Up to ``columns`` tokens: bound by the speed at which weights arrive. Fewer columns rank higher."""
+
+    entry = "linear_gemv"
+
+    def __init__(self, columns: int, residual: bool) -> None:
+        self.columns = columns
+        self.rank = 100 - columns
+        super().__init__(residual, f"gemv_{columns}", "linear_gemv" if columns == 8 else f"linear_gemv_{columns}")
+
+    def refusals(self, need: OpNeed) -> list[str]:
+        """See Implementation."""
+        reasons = super().refusals(need)
+        if need.operands["x"].shape[0] > self.columns:
+            reasons.append(f"it takes at most {self.columns} tokens, not {need.operands['x'].shape[0]}")
+        return reasons
+
+    def bind(self, need: OpNeed, context: BindContext) -> Sequence[Launch]:
+        """See OpImplementation."""
+        tiles = -(-need.operands["weight"].shape[0] // ROWS)
+        # Two blocks live on a processor of their own registers; more columns need more of them, and one block has to do.
+        blocks = min(tiles, context.workers * (2 if self.columns == 8 else 1))
+        geometry = Geometry((blocks, 1, 1), (THREADS, 1, 1), sums_bytes(self.columns))
+        return self.launch(context, geometry, self.arguments(need, context))
+
+
+class Tiled(_Linear):
+    """Any number of tokens, in square tiles of ``edge``. Large tiles win once they fill the machine."""
+
+    entry = "linear_gemm"
+    stages, depth = 3, 64
+
+    def __init__(self, edge: int, residual: bool) -> None:
+        self.edge = edge
+        super().__init__(residual, f"gemm_{edge}", "linear_gemm" if edge == 64 else f"linear_gemm_{edge}")
+
+    def supports(self, need: OpNeed) -> Verdict:
+        """See OpImplementation. The rank depends on the number of tokens."""
+        verdict = super().supports(need)
+        if not verdict.ok or self.edge == 64:
+            return verdict
+        return Verdict.yes(20 if need.operands["x"].shape[0] >= 256 else 5)
+
+    def refusals(self, need: OpNeed) -> list[str]:
+        """See Implementation."""
+        reasons = super().refusals(need)
+        if self._shared() > shared_limit(need):
+            reasons.append(f"its tiles need {self._shared()} bytes of shared memory, and {need.arch} has {shared_limit(need)}")
+        return reasons
+
+    def bind(self, need: OpNeed, context: BindContext) -> Sequence[Launch]:
+        """See OpImplementation."""
+        tokens, rows = need.operands["x"].shape[0], need.operands["weight"].shape[0]
+        # Tokens vary fastest, so that blocks that run together share weights in the L2 cache.
+        grid = (-(-tokens // self.edge), -(-rows // self.edge), 1)
+        threads = 2 * (self.edge // 32) * 32
+        return self.launch(context, Geometry(grid, (threads, 1, 1), self._shared()), self.arguments(need, context))
+
+    def _shared(self) -> int:
+        return self.stages * 2 * self.edge * self.depth * 2
+
+
+ALL: tuple[OpImplementation, ...] = tuple(
+    make
+    for residual in (False, True)
+    for make in (
+        *(Streamed(columns, residual) for columns in (8, 16, 32)),
+        *(Tiled(edge, residual) for edge in (64, 128)),
+    )
+)

@@ -1,0 +1,179 @@
+"""Ops whose rows are independent, and the bookkeeping at the beginning of a step."""
+
+from collections.abc import Sequence
+
+from atlas_core.contracts.backend import Launch
+from atlas_core.contracts.ops import BindContext, OpImplementation, OpNeed
+from atlas_core.vocab.kernel import Geometry, f32, i32, ptr
+from atlas_nvidia.implementations.base import (
+    VECTOR,
+    Implementation,
+    addresses,
+    live_word,
+    not_bf16,
+    not_fast,
+    not_stored,
+    ragged,
+    spread,
+    stored_f32,
+    unbounded,
+)
+
+
+class StepBegin(Implementation):
+    """One block: updates of slots must be seen by all rows of the step."""
+
+    op, name = "step_begin", "step_begin"
+    module, entry = "step", "step_begin"
+
+    def refusals(self, need: OpNeed) -> list[str]:
+        """Nothing is refused."""
+        return []
+
+    def bind(self, need: OpNeed, context: BindContext) -> Sequence[Launch]:
+        """See OpImplementation."""
+        names = ("updates", "token_ids", "cu_q", "row_slot", "slots", "penalty", "tokens", "positions", "token_row")
+        vocabulary = need.operands["penalty"].shape[-1]
+        args = [
+            ptr(context.counts), *addresses(context, *names), i32(need.attrs["slot_stride"]), i32(vocabulary),
+        ]  # fmt: skip
+        return self.launch(context, Geometry((1, 1, 1), (1024, 1, 1)), args)
+
+
+class TakeRows(Implementation):
+    """Rows of a table by index; each subclass says what the table and the index are."""
+
+    module, entry = "elementwise", "take_rows"
+    table: str
+    index: str
+
+    def bind(self, need: OpNeed, context: BindContext) -> Sequence[Launch]:
+        """See OpImplementation."""
+        rows, width = need.operands["y"].shape
+        args = [
+            ptr(context.counts), live_word(need.operands["y"]), *addresses(context, self.index, self.table, "y"), i32(width),
+        ]  # fmt: skip
+        return self.launch(context, spread(rows * width // VECTOR), args)
+
+
+class Embed(TakeRows):
+    """Rows of a bf16 embedding."""
+
+    op, name, table, index = "embed", "embed", "weight", "tokens"
+
+    def refusals(self, need: OpNeed) -> list[str]:
+        """See Implementation."""
+        return [*not_fast(need), *not_bf16(need, "y"), *not_stored(need, "weight", "bf16"), *ragged(need, "y"), *unbounded(need, "y")]
+
+
+class GatherRows(TakeRows):
+    """The rows whose logits are wanted."""
+
+    op, name, table, index = "gather_rows", "gather_rows", "x", "logits_rows"
+
+    def refusals(self, need: OpNeed) -> list[str]:
+        """See Implementation."""
+        return [*not_fast(need), *not_bf16(need, "x", "y"), *ragged(need, "y"), *unbounded(need, "y")]
+
+
+class Elementwise(Implementation):
+    """Two operands of equal shape make a third, 8 elements a thread."""
+
+    module = "elementwise"
+    first: str
+    second: str
+
+    def refusals(self, need: OpNeed) -> list[str]:
+        """See Implementation."""
+        return [*not_fast(need), *not_bf16(need, self.first, self.second, "y"), *ragged(need, "y"), *unbounded(need, "y")]
+
+    def bind(self, need: OpNeed, context: BindContext) -> Sequence[Launch]:
+        """See OpImplementation."""
+        rows, width = need.operands["y"].shape
+        args = [
+            ptr(context.counts), live_word(need.operands["y"]), *addresses(context, self.first, self.second, "y"), i32(width),
+        ]  # fmt: skip
+        return self.launch(context, spread(rows * width // VECTOR), args)
+
+
+class Add(Elementwise):
+    """Residual sums."""
+
+    op, name, entry, first, second = "add", "add", "add", "x", "z"
+
+
+class SiluMul(Elementwise):
+    """SwiGLU."""
+
+    op, name, entry, first, second = "silu_mul", "silu_mul", "silu_mul", "gate", "up"
+
+
+class BiasAdd(Implementation):
+    """One vector, bf16 or float32, to every row."""
+
+    op, name = "bias_add", "bias_add"
+    module, entry = "elementwise", "bias_add"
+
+    def refusals(self, need: OpNeed) -> list[str]:
+        """See Implementation."""
+        return [
+            *not_fast(need), *not_bf16(need, "x", "y"), *not_stored(need, "bias", "bf16", "f32"), *ragged(need, "y"),
+            *unbounded(need, "y"),
+        ]  # fmt: skip
+
+    def bind(self, need: OpNeed, context: BindContext) -> Sequence[Launch]:
+        """See OpImplementation."""
+        rows, width = need.operands["y"].shape
+        args = [
+            ptr(context.counts), live_word(need.operands["y"]), *addresses(context, "x", "bias", "y"), i32(width),
+            stored_f32(need, "bias"),
+        ]  # fmt: skip
+        return self.launch(context, spread(rows * width // VECTOR), args)
+
+
+class RmsNorm(Implementation):
+    """One block a row."""
+
+    op, name = "rms_norm", "rms_norm"
+    module, entry = "rms_norm", "rms_norm"
+
+    def refusals(self, need: OpNeed) -> list[str]:
+        """See Implementation."""
+        return [
+            *not_fast(need), *not_bf16(need, "x", "y"), *not_stored(need, "weight", "bf16", "f32"), *ragged(need, "y"),
+            *unbounded(need, "y"),
+        ]  # fmt: skip
+
+    def bind(self, need: OpNeed, context: BindContext) -> Sequence[Launch]:
+        """See OpImplementation."""
+        rows, width = need.operands["y"].shape
+        args = [
+            ptr(context.counts), live_word(need.operands["y"]), *addresses(context, "x", "weight", "y"), i32(width),
+            f32(need.attrs["eps"]), stored_f32(need, "weight"),
+        ]  # fmt: skip
+        return self.launch(context, Geometry((rows, 1, 1), (256, 1, 1)), args)
+
+
+class Rope(Implementation):
+    """One thread a pair of dimensions."""
+
+    op, name = "rope", "rope"
+    module, entry = "rope", "rope"
+
+    def refusals(self, need: OpNeed) -> list[str]:
+        """See Implementation."""
+        return [*not_fast(need), *not_bf16(need, "x", "y")]
+
+    def bind(self, need: OpNeed, context: BindContext) -> Sequence[Launch]:
+        """See OpImplementation."""
+        heads, dim, half = need.attrs["heads"], need.attrs["head_dim"], need.operands["inv_freq"].shape[0]
+        args = [
+            ptr(context.counts), *addresses(context, "x", "positions", "inv_freq", "y"), i32(heads), i32(dim), i32(half),
+            f32(need.attrs["scale"]),
+        ]  # fmt: skip
+        return self.launch(context, spread(need.tokens * heads * (dim - half)), args)
+
+
+ALL: tuple[OpImplementation, ...] = (
+    StepBegin(), Embed(), GatherRows(), Add(), SiluMul(), BiasAdd(), RmsNorm(), Rope(),
+)  # fmt: skip

@@ -1,0 +1,72 @@
+// Ops without sums, 8 elements a thread: rows of an embedding or of a hidden state, sums, SwiGLU. Grids cover the bucket.
+#include "device.cuh"
+
+using namespace atlas;
+
+namespace {
+
+// Which 8 elements this thread owns: row and column, or no row when there is nothing live to do.
+struct Place {
+    bool live;
+    int row, column;
+    int64_t element;
+};
+
+__device__ Place place(int rows, int width) {
+    const int64_t index = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * 8;
+    const int row = static_cast<int>(index / width);
+    return {row < rows, row, static_cast<int>(index % width), index};
+}
+
+__device__ void store(uint16_t* y, int64_t element, const uint4& v) { *reinterpret_cast<uint4*>(y + element) = v; }
+
+}  // namespace
+
+// y[row] = table[index[row]]; the index is a token id (embed) or a row of the step (gather_rows).
+extern "C" __global__ void __launch_bounds__(256)
+take_rows(const int32_t* counts, int32_t live_word, const int32_t* index, const uint16_t* table, uint16_t* y, int32_t width) {
+    wait_for_predecessor();
+    const Place p = place(counts[live_word], width);
+    if (p.live) store(y, p.element, load16(table + static_cast<int64_t>(index[p.row]) * width + p.column));
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+add(const int32_t* counts, int32_t live_word, const uint16_t* x, const uint16_t* z, uint16_t* y, int32_t width) {
+    wait_for_predecessor();
+    const Place p = place(counts[live_word], width);
+    if (!p.live) return;
+    float a[8], b[8];
+    unpack(load16(x + p.element), a);
+    unpack(load16(z + p.element), b);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) a[i] += b[i];
+    store(y, p.element, pack8(a));
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+bias_add(const int32_t* counts, int32_t live_word, const uint16_t* x, const void* bias, uint16_t* y, int32_t width,
+         int32_t bias_f32) {
+    wait_for_predecessor();
+    const Place p = place(counts[live_word], width);
+    if (!p.live) return;
+    float a[8];
+    unpack(load16(x + p.element), a);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        a[i] += bias_f32 ? static_cast<const float*>(bias)[p.column + i] : widen(static_cast<const uint16_t*>(bias)[p.column + i]);
+    }
+    store(y, p.element, pack8(a));
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+silu_mul(const int32_t* counts, int32_t live_word, const uint16_t* gate, const uint16_t* up, uint16_t* y, int32_t width) {
+    wait_for_predecessor();
+    const Place p = place(counts[live_word], width);
+    if (!p.live) return;
+    float a[8], b[8];
+    unpack(load16(gate + p.element), a);
+    unpack(load16(up + p.element), b);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) a[i] = silu(a[i]) * b[i];
+    store(y, p.element, pack8(a));
+}

@@ -1,0 +1,50 @@
+// log softmax of the unmodified logits at the sampled token and at the most likely ones.
+#include "row_cluster.cuh"
+
+using namespace atlas;
+
+namespace {
+constexpr int PLACES = 21;  // the sampled token and up to 20 alternatives (vocab.sampling.MAX_TOP_LOGPROBS)
+}
+
+extern "C" __global__ void __launch_bounds__(ROW_THREADS, 1)
+logprobs(const int32_t* counts, const float* logits, const int32_t* sampled, const int32_t* sample_row, const int32_t* row_slot,
+         const int32_t* slots, float* values, int32_t* ids, int32_t vocabulary, int32_t slot_stride) {
+    __shared__ RowShared shared;
+    wait_for_predecessor();
+    const int index = blockIdx.x / ROW_BLOCKS;
+    if (index >= counts[ATLAS_ROWS]) return;
+    RowCluster row(shared, vocabulary);
+    const int step_row = sample_row[index];
+    const int wanted = step_row < 0 ? -1 : slots[static_cast<int64_t>(row_slot[step_row]) * slot_stride + ATLAS_LOGPROBS];
+    if (row.leader()) {
+        for (int place = wanted < 0 ? 0 : 1 + wanted; place < PLACES; ++place) {
+            values[index * PLACES + place] = 0.0f;
+            ids[index * PLACES + place] = -1;
+        }
+    }
+    if (wanted < 0) return;
+    const float* mine = logits + static_cast<int64_t>(index) * vocabulary;
+    uint64_t best = row.over<Max>([&](int id) { return candidate(mine[id], id); });
+    const float largest = candidate_value(best);
+    // In units of 2^-40 of the largest mass, so that the sum is exact and independent of order.
+    const uint64_t total = row.over<Sum>([&](int id) { return static_cast<uint64_t>(expf(mine[id] - largest) * 0x1p40f); });
+    const float log_total = static_cast<float>(log(static_cast<double>(total) * 0x1p-40));
+    if (row.leader()) {
+        const int token = sampled[index];
+        ids[index * PLACES] = token;
+        values[index * PLACES] = mine[token] - largest - log_total;
+    }
+    for (int place = 1; place <= min(wanted, PLACES - 1); ++place) {
+        if (row.leader()) {
+            ids[index * PLACES + place] = candidate_id(best);
+            values[index * PLACES + place] = candidate_value(best) - largest - log_total;
+        }
+        if (place < wanted) {
+            best = row.over<Max>([&](int id) -> uint64_t {
+                const uint64_t c = candidate(mine[id], id);
+                return c < best ? c : 0;
+            });
+        }
+    }
+}

@@ -1,0 +1,73 @@
+// Norm, query, key and value projections, rotation and the write into pages in one launch, for up to 8 tokens.
+#include "gemv.cuh"
+
+using namespace atlas;
+
+namespace {
+
+// A tile is 8 pairs of one head: rows i and i + half. Tiles of all query heads, then of key heads, then of value heads.
+struct Tile {
+    int head, pair, kind;  // kind 0 query, 1 key, 2 value
+};
+
+__device__ Tile locate(int tile, int tiles_per_head, int q_heads, int kv_heads) {
+    int head = tile / tiles_per_head;
+    const int pair = tile % tiles_per_head * 8;
+    if (head < q_heads) return {head, pair, 0};
+    head -= q_heads;
+    return head < kv_heads ? Tile{head, pair, 1} : Tile{head - kv_heads, pair, 2};
+}
+
+}  // namespace
+
+extern "C" __global__ void __launch_bounds__(GEMV_THREADS, 2)
+norm_qkv_rope_append(const int32_t* counts, const uint16_t* x, const void* norm_weight, const uint16_t* q_weight,
+                     const uint16_t* k_weight, const uint16_t* v_weight, const float* inv_freq, const int32_t* positions,
+                     const int32_t* token_row, const int32_t* row_slot, const int32_t* slots, uint16_t* cache, uint16_t* q,
+                     int32_t width, int32_t q_heads, int32_t kv_heads, int32_t head_dim, int32_t page_tokens, int32_t slot_stride,
+                     int32_t table_offset, int32_t capacity, float eps, float rope_scale, int32_t norm_f32) {
+    extern __shared__ __align__(16) unsigned char shared[];
+    const NormColumns norm = norm_columns<1>(shared, width, capacity);
+    const int half = head_dim / 2, tiles_per_head = half / 8;
+    int live = 0;
+    gemv<1>(
+        tiles_per_head * (q_heads + 2 * kv_heads), width, reinterpret_cast<float*>(shared),
+        [&](int tile, int i) {
+            const Tile t = locate(tile, tiles_per_head, q_heads, kv_heads);
+            const uint16_t* weight = t.kind == 0 ? q_weight : t.kind == 1 ? k_weight : v_weight;
+            const int row = t.head * head_dim + t.pair + (i < 8 ? i : half + i - 8);
+            return weight + static_cast<int64_t>(row) * width;
+        },
+        [&] {
+            norm.fetch(norm_weight, norm_f32);
+            wait_for_predecessor();
+            live = min(counts[ATLAS_TOKENS], capacity);
+            norm.normalise(x, live, eps);
+        },
+        [&](int column, int k) { return column < live ? norm.read(column, k) : zero16(); },
+        [&](int tile, int i, int token, float a, float b) {
+            if (token >= live) return;
+            const Tile t = locate(tile, tiles_per_head, q_heads, kv_heads);
+            const int dim = t.pair + i, position = positions[token];
+            // Projections are activations in the decomposition: rounded before they are rotated.
+            a = widen(narrow(a));
+            b = widen(narrow(b));
+            if (t.kind != 2) {
+                float sine, cosine;
+                rotation(position, inv_freq[dim], rope_scale, sine, cosine);
+                const float rotated = a * cosine - b * sine;
+                b = b * cosine + a * sine;
+                a = rotated;
+            }
+            uint16_t* to;
+            if (t.kind == 0) {
+                to = q + (static_cast<int64_t>(token) * q_heads + t.head) * head_dim;
+            } else {
+                const int64_t slot = static_cast<int64_t>(row_slot[token_row[token]]) * slot_stride;
+                const int page = slots[slot + table_offset + position / page_tokens];
+                to = cache + page_element(page, t.kind - 1, t.head, position % page_tokens, kv_heads, page_tokens, head_dim);
+            }
+            to[dim] = narrow(a);
+            to[dim + half] = narrow(b);
+        });
+}

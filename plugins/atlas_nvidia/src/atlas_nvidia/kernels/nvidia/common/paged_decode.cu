@@ -1,0 +1,184 @@
+// Attention of one query a sequence over pages (flash decoding; Dao et al., 2023).
+//
+// A cluster owns one sequence and up to GROUP query heads of one key head; its blocks share out the keys, 16 at a time to each
+// warp, and combine through distributed shared memory: no second launch, no counters in memory. Scores are tensor-core
+// products with keys as the left matrix, read straight into registers (the summed dimension is permuted as in gemv.cuh).
+#include <cooperative_groups.h>
+
+#include "device.cuh"
+
+#ifndef HEAD_DIM
+#define HEAD_DIM 128
+#endif
+#ifndef GROUP
+#define GROUP 4
+#endif
+
+using namespace atlas;
+namespace cg = cooperative_groups;
+
+namespace {
+
+constexpr int WARPS = 8, THREADS = WARPS * WARP, KEYS = 16;
+constexpr int CHUNKS = HEAD_DIM / 32;              // of the summed dimension, 16 bytes a lane
+constexpr int LANES = HEAD_DIM / 8;                // lanes that hold one value vector
+constexpr int AT_ONCE = WARP / LANES;              // tokens of values that one load of a warp brings
+constexpr int LOADS = KEYS / AT_ONCE;
+
+struct Shared {
+    float weight[WARPS][KEYS][8];                  // exp2(score - running maximum)
+    float rescale[WARPS][8];
+    float top[WARPS][8], total[WARPS][8];
+    float part[WARPS][GROUP][HEAD_DIM];
+    float block_top[8], block_total[8];
+    float block[GROUP][HEAD_DIM];
+};
+
+}  // namespace
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+paged_decode(const int32_t* counts, const uint16_t* q, const int32_t* cu_q, const int32_t* row_slot, const int32_t* slots,
+             const uint16_t* cache, uint16_t* y, int32_t q_heads, int32_t kv_heads, int32_t page_tokens, int32_t slot_stride,
+             int32_t table_offset, int32_t window, float scale) {
+    extern __shared__ __align__(16) unsigned char raw[];
+    Shared& shared = *reinterpret_cast<Shared*>(raw);
+    wait_for_predecessor();
+    const int row = blockIdx.z;
+    if (row >= counts[ATLAS_SEQUENCES] || cu_q[row + 1] == cu_q[row]) return;
+    cg::cluster_group cluster = cg::this_cluster();
+    const int splits = gridDim.x, split = blockIdx.x;
+    const int heads_each = q_heads / kv_heads, tiles = (heads_each + GROUP - 1) / GROUP;
+    const int kv_head = blockIdx.y / tiles, first_head = kv_head * heads_each + blockIdx.y % tiles * GROUP;
+    const int heads = min(GROUP, (kv_head + 1) * heads_each - first_head);
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, group = lane / 4, place = lane % 4;
+    const int32_t* slot = slots + static_cast<int64_t>(row_slot[row]) * slot_stride;
+    const int token = cu_q[row], length = slot[ATLAS_POSITION] + 1, first = window > 0 ? max(0, length - window) : 0;
+
+    uint4 query[CHUNKS];
+#pragma unroll
+    for (int c = 0; c < CHUNKS; ++c) {
+        const uint16_t* from = q + (static_cast<int64_t>(token) * q_heads + first_head + group) * HEAD_DIM + c * 32 + place * 8;
+        query[c] = group < heads ? load16(from) : zero16();
+    }
+    // This lane's scores are of keys group and group + 8 with heads 2 * place and 2 * place + 1.
+    float top[2] = {-INFINITY, -INFINITY}, total[2] = {};
+    float out[GROUP][8] = {};
+    for (int key = (first / KEYS + split * WARPS + warp) * KEYS; key < length; key += splits * WARPS * KEYS) {
+        const int page = slot[table_offset + key / page_tokens], inside = key % page_tokens;
+        const uint16_t* keys = cache + page_element(page, 0, kv_head, inside, kv_heads, page_tokens, HEAD_DIM);
+        const uint16_t* values = cache + page_element(page, 1, kv_head, inside, kv_heads, page_tokens, HEAD_DIM);
+        uint4 upper[CHUNKS], lower[CHUNKS], value[LOADS];
+#pragma unroll
+        for (int c = 0; c < CHUNKS; ++c) {
+            upper[c] = load16(keys + group * HEAD_DIM + c * 32 + place * 8);
+            lower[c] = load16(keys + (group + 8) * HEAD_DIM + c * 32 + place * 8);
+        }
+#pragma unroll
+        for (int i = 0; i < LOADS; ++i) {
+            // Places of the page that hold no token yet may hold anything, and 0 · NaN is no 0.
+            const int at = i * AT_ONCE + lane / LANES;
+            value[i] = key + at >= first && key + at < length ? load16(values + at * HEAD_DIM + lane % LANES * 8) : zero16();
+        }
+        float score[4] = {};
+#pragma unroll
+        for (int c = 0; c < CHUNKS; ++c) {
+            mma(score, upper[c].x, lower[c].x, upper[c].y, lower[c].y, query[c].x, query[c].y);
+            mma(score, upper[c].z, lower[c].z, upper[c].w, lower[c].w, query[c].z, query[c].w);
+        }
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const int at = key + group + i / 2 * 8;
+            score[i] = at >= first && at < length ? score[i] * (scale * LOG2E) : -INFINITY;
+        }
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            float best = fmaxf(score[h], score[h + 2]);
+#pragma unroll
+            for (int distance = 4; distance < WARP; distance *= 2) best = fmaxf(best, __shfl_xor_sync(~0u, best, distance));
+            best = fmaxf(best, top[h]);
+            const float against = best == -INFINITY ? 0.0f : best;
+            const float rescale = exp2f(top[h] - against);
+            const float p0 = exp2f(score[h] - against), p1 = exp2f(score[h + 2] - against);
+            total[h] = total[h] * rescale + p0 + p1;
+            top[h] = best;
+            shared.weight[warp][group][2 * place + h] = p0;
+            shared.weight[warp][group + 8][2 * place + h] = p1;
+            if (group == 0) shared.rescale[warp][2 * place + h] = rescale;
+        }
+        __syncwarp();
+#pragma unroll
+        for (int h = 0; h < GROUP; ++h) {
+            const float rescale = shared.rescale[warp][h];
+#pragma unroll
+            for (int d = 0; d < 8; ++d) out[h][d] *= rescale;
+        }
+#pragma unroll
+        for (int i = 0; i < LOADS; ++i) {
+            float v[8];
+            unpack(value[i], v);
+#pragma unroll
+            for (int h = 0; h < GROUP; ++h) {
+                const float p = shared.weight[warp][i * AT_ONCE + lane / LANES][h];
+#pragma unroll
+                for (int d = 0; d < 8; ++d) out[h][d] += p * v[d];
+            }
+        }
+        __syncwarp();
+    }
+
+    // Of the lanes of a warp, of the warps of a block, of the blocks of the cluster.
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+#pragma unroll
+        for (int distance = 4; distance < WARP; distance *= 2) total[h] += __shfl_xor_sync(~0u, total[h], distance);
+        if (group == 0) {
+            shared.top[warp][2 * place + h] = top[h];
+            shared.total[warp][2 * place + h] = total[h];
+        }
+    }
+#pragma unroll
+    for (int h = 0; h < GROUP; ++h) {
+#pragma unroll
+        for (int d = 0; d < 8; ++d) {
+#pragma unroll
+            for (int distance = LANES; distance < WARP; distance *= 2) out[h][d] += __shfl_xor_sync(~0u, out[h][d], distance);
+        }
+        if (lane < LANES) {
+#pragma unroll
+            for (int d = 0; d < 8; ++d) shared.part[warp][h][lane * 8 + d] = out[h][d];
+        }
+    }
+    __syncthreads();
+    for (int e = threadIdx.x; e < GROUP * HEAD_DIM; e += THREADS) {
+        const int h = e / HEAD_DIM, d = e % HEAD_DIM;
+        float best = -INFINITY, sum = 0.0f, all = 0.0f;
+#pragma unroll
+        for (int w = 0; w < WARPS; ++w) best = fmaxf(best, shared.top[w][h]);
+        const float against = best == -INFINITY ? 0.0f : best;
+#pragma unroll
+        for (int w = 0; w < WARPS; ++w) {
+            const float factor = exp2f(shared.top[w][h] - against);
+            sum += factor * shared.part[w][h][d];
+            all += factor * shared.total[w][h];
+        }
+        shared.block[h][d] = sum;
+        if (d == 0) {
+            shared.block_top[h] = best;
+            shared.block_total[h] = all;
+        }
+    }
+    cluster.sync();
+    for (int e = split * THREADS + threadIdx.x; e < heads * HEAD_DIM; e += splits * THREADS) {
+        const int h = e / HEAD_DIM, d = e % HEAD_DIM;
+        float best = -INFINITY, sum = 0.0f, all = 0.0f;
+        for (int s = 0; s < splits; ++s) best = fmaxf(best, cluster.map_shared_rank(&shared, s)->block_top[h]);
+        for (int s = 0; s < splits; ++s) {
+            const Shared* other = cluster.map_shared_rank(&shared, s);
+            const float factor = exp2f(other->block_top[h] - best);
+            sum += factor * other->block[h][d];
+            all += factor * other->block_total[h];
+        }
+        y[(static_cast<int64_t>(token) * q_heads + first_head + h) * HEAD_DIM + d] = narrow(sum / all);
+    }
+    cluster.sync();  // nobody leaves while others still read its shared memory
+}

@@ -1,0 +1,91 @@
+// Reductions over one row of logits that a cluster of blocks shares out: each block has a contiguous range of token ids.
+// Everything that is summed or compared is an integer, so that results do not depend on the order of arrival.
+#pragma once
+#include <cooperative_groups.h>
+
+#include "device.cuh"
+
+namespace atlas {
+
+constexpr int ROW_BLOCKS = 8, ROW_THREADS = 512, ROW_WARPS = ROW_THREADS / WARP;
+
+// Floats as unsigned integers of the same order.
+__device__ inline uint32_t ordered(float value) {
+    const uint32_t bits = __float_as_uint(value);
+    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+__device__ inline float from_ordered(uint32_t key) {
+    return __uint_as_float(key & 0x80000000u ? key & 0x7fffffffu : ~key);
+}
+
+// Larger values first, then lower ids: the largest candidate is the choice.
+__device__ inline uint64_t candidate(float value, int id) { return static_cast<uint64_t>(ordered(value)) << 32 | ~static_cast<uint32_t>(id); }
+__device__ inline int candidate_id(uint64_t c) { return static_cast<int>(~static_cast<uint32_t>(c)); }
+__device__ inline float candidate_value(uint64_t c) { return from_ordered(static_cast<uint32_t>(c >> 32)); }
+
+struct Sum {
+    static __device__ uint64_t of(uint64_t a, uint64_t b) { return a + b; }
+};
+struct Max {
+    static __device__ uint64_t of(uint64_t a, uint64_t b) { return a > b ? a : b; }
+};
+
+struct RowShared {
+    uint64_t warps[ROW_WARPS];
+    uint64_t blocks[2][ROW_BLOCKS];
+};
+
+// All threads of the cluster call the same sequence of methods. Blocks of one cluster serve row blockIdx.x / ROW_BLOCKS.
+class RowCluster {
+  public:
+    __device__ RowCluster(RowShared& shared, int vocabulary) : shared_(shared), cluster_(cooperative_groups::this_cluster()), phase_(0) {
+        const int rank = cluster_.block_rank(), each = (vocabulary + ROW_BLOCKS - 1) / ROW_BLOCKS;
+        first_ = min(rank * each, vocabulary) + threadIdx.x;
+        end_ = min((rank + 1) * each, vocabulary);
+        // Nobody writes into the shared memory of a block that has not begun.
+        cluster_.sync();
+    }
+
+    __device__ bool leader() const { return cluster_.block_rank() == 0 && threadIdx.x == 0; }
+
+    // The reduction of value(id) over all ids of the row, in every thread.
+    template <class Reduce, class Value>
+    __device__ uint64_t over(Value value) {
+        uint64_t result = 0;
+        for (int id = first_; id < end_; id += ROW_THREADS) result = Reduce::of(result, value(id));
+#pragma unroll
+        for (int distance = WARP / 2; distance > 0; distance /= 2) result = Reduce::of(result, __shfl_xor_sync(~0u, result, distance));
+        if (threadIdx.x % WARP == 0) shared_.warps[threadIdx.x / WARP] = result;
+        __syncthreads();
+        if (threadIdx.x < ROW_BLOCKS) {
+            uint64_t block = 0;
+#pragma unroll
+            for (int w = 0; w < ROW_WARPS; ++w) block = Reduce::of(block, shared_.warps[w]);
+            cluster_.map_shared_rank(&shared_, threadIdx.x)->blocks[phase_][cluster_.block_rank()] = block;
+        }
+        cluster_.sync();
+        result = 0;
+#pragma unroll
+        for (int b = 0; b < ROW_BLOCKS; ++b) result = Reduce::of(result, shared_.blocks[phase_][b]);
+        phase_ ^= 1;
+        return result;
+    }
+
+    // The largest t < 2^BITS for which reach(t) ≥ goal, where reach falls with t and reach(0) ≥ goal.
+    template <int BITS, class Reach>
+    __device__ uint32_t largest(uint64_t goal, Reach reach) {
+        uint32_t result = 0;
+        for (int bit = BITS - 1; bit >= 0; --bit) {
+            const uint32_t attempt = result | 1u << bit;
+            if (reach(attempt) >= goal) result = attempt;
+        }
+        return result;
+    }
+
+  private:
+    RowShared& shared_;
+    cooperative_groups::cluster_group cluster_;
+    int phase_, first_, end_;
+};
+
+}  // namespace atlas

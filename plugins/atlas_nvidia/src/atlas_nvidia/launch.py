@@ -1,0 +1,114 @@
+"""A launch: arguments packed once into memory that the driver reads at every enqueue. Pure but for ctypes."""
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from atlas_core.kernels.library import CompiledKernel
+from atlas_core.vocab.errors import KernelError
+from atlas_core.vocab.kernel import Arg, Geometry, LaunchAttrs, Param
+
+_TYPES: dict[str, Any] = {
+    "ptr": ctypes.c_uint64, "i32": ctypes.c_int32, "u32": ctypes.c_uint32, "i64": ctypes.c_int64, "f32": ctypes.c_float,
+}  # fmt: skip
+_RANGES = {"ptr": (0, 2**64), "i32": (-(2**31), 2**31), "u32": (0, 2**32), "i64": (-(2**63), 2**63)}
+
+
+class PackedArguments:
+    """The values, 8 bytes apart, and the array of their addresses that cuLaunchKernelEx takes (``address``)."""
+
+    def __init__(self, args: Sequence[Arg]) -> None:
+        self._values = (ctypes.c_uint64 * max(len(args), 1))()
+        base = ctypes.addressof(self._values)
+        self._pointers = (ctypes.c_void_p * max(len(args), 1))()
+        for index, arg in enumerate(args):
+            _TYPES[arg.kind].from_buffer(self._values, 8 * index).value = arg.value
+            self._pointers[index] = base + 8 * index
+        self.address = ctypes.addressof(self._pointers)
+
+
+def check_arguments(kernel: str, params: Sequence[Param], args: Sequence[Arg]) -> None:
+    """Raise KernelError naming the parameter whose argument is missing, of another kind or out of range."""
+    if len(args) != len(params):
+        names = ", ".join(param.name for param in params)
+        raise KernelError(f"{kernel} takes {len(params)} arguments and got {len(args)}", f"its parameters are {names}", _FAULT)
+    for param, arg in zip(params, args, strict=True):
+        if arg.kind != param.kind:
+            raise KernelError(f"{param.name} of {kernel} is {param.type}", f"the argument is {arg.kind}", _FAULT)
+        low, high = _RANGES.get(arg.kind, (None, None))
+        if low is not None and high is not None and not low <= arg.value < high:
+            raise KernelError(f"{param.name} of {kernel} is {param.type}", f"{arg.value} does not fit", _FAULT)
+
+
+_FAULT = "this is a fault of the implementation that launches it"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one launch may ask of this device: block edges and threads, grid edges, shared memory and cluster blocks."""
+
+    threads: int
+    block: tuple[int, int, int]
+    grid: tuple[int, int, int]
+    shared: int
+    cluster: int
+
+
+def check_geometry(kernel: str, geometry: Geometry, attrs: LaunchAttrs, limits: Limits, threads: int, static: int) -> None:
+    """Raise KernelError when the geometry exceeds the device, ``threads`` (what the kernel was compiled for) or its cluster.
+
+    ``static`` is the shared memory that the kernel has by itself, in bytes.
+    """
+    block, grid = geometry.block, geometry.grid
+    count = block[0] * block[1] * block[2]
+    cluster = attrs.cluster or (1, 1, 1)
+    problems = [
+        (count > min(threads, limits.threads), f"{count} threads a block, at most {min(threads, limits.threads)}"),
+        (any(b < 1 or b > most for b, most in zip(block, limits.block, strict=True)), f"block {block}, at most {limits.block}"),
+        (any(g < 1 or g > most for g, most in zip(grid, limits.grid, strict=True)), f"grid {grid}, from 1 to {limits.grid}"),
+        (geometry.shared + static > limits.shared, f"{geometry.shared + static} bytes of shared memory, at most {limits.shared}"),
+        (cluster[0] * cluster[1] * cluster[2] > limits.cluster, f"clusters of {cluster}, at most {limits.cluster} blocks"),
+        (any(g % c for g, c in zip(grid, cluster, strict=True)), f"grid {grid} is no multiple of the cluster {cluster}"),
+    ]
+    for wrong, text in problems:
+        if wrong:
+            raise KernelError(f"{kernel} cannot be launched so", text, _FAULT)
+
+
+@dataclass(frozen=True, slots=True)
+class CudaKernel:
+    """A loaded entry. ``function`` is the driver's handle, ``threads`` and ``static_shared`` what it was compiled for."""
+
+    function: Any
+    compiled: CompiledKernel
+    threads: int
+    static_shared: int
+
+    @property
+    def title(self) -> str:
+        """``entry of module``."""
+        return f"{self.compiled.entry} of {self.compiled.module}"
+
+
+@dataclass(frozen=True, slots=True)
+class CudaLaunch:
+    """See contracts.backend.Launch. ``config`` is the driver's structure; only its stream changes from enqueue to enqueue."""
+
+    kernel: CudaKernel
+    geometry: Geometry
+    args: tuple[Arg, ...]
+    attrs: LaunchAttrs
+    config: Any
+    packed: PackedArguments = field(repr=False)
+
+    @property
+    def description(self) -> str:
+        """Kernel, geometry and every argument by name."""
+        g = self.geometry
+        values = ", ".join(
+            f"{param.name}={arg.value:#x}" if arg.kind == "ptr" else f"{param.name}={arg.value}"
+            for param, arg in zip(self.kernel.compiled.params, self.args, strict=True)
+        )
+        cluster = f" cluster {self.attrs.cluster}" if self.attrs.cluster else ""
+        return f"{self.kernel.title} grid {g.grid} block {g.block} shared {g.shared}{cluster} ({values})"
