@@ -1,8 +1,11 @@
 """What the checkpoint is: container, family, storage, weights."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+import ml_dtypes
+import numpy as np
 
 from atlas_core.contracts.checkpoint import Checkpoint, CheckpointReader
 from atlas_core.contracts.declarations import CatalogueEntry
@@ -13,6 +16,7 @@ from atlas_core.loading.directory import ModelDirectory
 from atlas_core.loading.dummy import DummyCheckpoint
 from atlas_core.loading.fetch import resolve_model
 from atlas_core.model.builder import StepLayout, record
+from atlas_core.model.program import Value
 from atlas_core.ops.step import SlotLayout
 from atlas_core.plugins.load import load
 from atlas_core.plugins.registry import Registry, canonical
@@ -47,16 +51,33 @@ class Model:
     format: QuantFormat
     store: WeightStore
 
-    def layouts(self, transcode: str) -> dict[str, StorageLayout]:
-        """Storage of every weight by canonical name, after transcoding of whatever is not a plain array."""
-        found = {name: self.store.layout(name) for name in self._weights()}
-        if transcode == "bf16":
-            found = {name: layout if layout.scalar else TRANSCODED for name, layout in found.items()}
+    def storage(self, weights: Iterable[Value], transcode: str) -> dict[str, StorageLayout]:
+        """How each recorded weight is stored when kernels get to see it: matrices in bfloat16 if ``transcode`` says so.
+
+        Raises CheckpointError when the checkpoint has another shape, or when a weight of the name map is never recorded.
+        """
+        found = {}
+        for value in weights:
+            shape = tuple(int(dim) for dim in value.shape)
+            self.store.info(value.name, shape)
+            found[value.name] = TRANSCODED if transcode == "bf16" and len(shape) > 1 else self.store.layout(value.name)
+        names = self.loader.name_map(self.checkpoint.naming, self.spec).weights
+        forgotten = sorted(name for name in names if self.store.has(name) and name not in found)
+        if forgotten:
+            raise CheckpointError(
+                f"the model never uses {', '.join(forgotten[:8])}",
+                f"its name map has them, the step that {self.dist} records does not",
+                "report it to the plugin's authors",
+            )
         return found
 
-    def _weights(self) -> list[str]:
-        names = self.loader.name_map(self.checkpoint.naming, self.spec).weights
-        return [name for name in names if self.store.has(name)]
+    def read(self, name: str, layout: StorageLayout, shape: tuple[int, ...]) -> bytes | memoryview:
+        """The bytes of a weight in ``layout``: as stored, or decoded and rounded to it."""
+        data, stored = self.store.read(name), self.store.layout(name)
+        if layout.name == stored.name:
+            return data
+        values = self.format.decode(stored.name, data, shape)
+        return memoryview(np.ascontiguousarray(values.astype(ml_dtypes.bfloat16))).cast("B")
 
 
 def catalogue(registry: Registry) -> list[CatalogueEntry]:

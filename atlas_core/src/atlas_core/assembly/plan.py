@@ -12,6 +12,7 @@ from atlas_core.model.planner import Bucket, Choices, Context, PlannedSegment, p
 from atlas_core.model.program import Program
 from atlas_core.ops.primitives import PRIMITIVES
 from atlas_core.ops.step import SlotLayout
+from atlas_core.scheduler.limits import Limits
 from atlas_core.settings import Settings, with_defaults
 from atlas_core.settings.sources import Level, Source
 from atlas_core.vocab.dtype import DType
@@ -21,10 +22,8 @@ from atlas_core.vocab.layout import StorageLayout
 DEFAULT_MAX_SEQ_LEN = 32768
 DECODE_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 PREFILL_TOKENS = (64, 256, 1024, 4096, 8192)
-UPDATE_WORDS = 4096
-"""Most slot updates one step can carry; an admission takes about 25 and one for each page of the prompt."""
-BIAS_PAIRS_PER_SLOT = 320
-"""OpenAI allows 300 logit_bias entries; the rest is for suppressed end tokens."""
+BIAS_PAIRS = 1024
+"""Pool of logit_bias entries of all running sequences: three full ones of 300, and room for suppressed end tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,39 +64,50 @@ def make_plan(model: Model, machine: Machine, settings: Settings) -> StepPlan:
     pages = -(-max_seq_len // settings.block_size)
     slots = settings.max_batch_size
     layout = StepLayout(
-        SlotLayout(slots, (pages,) * len(model.spec.caches), slots * BIAS_PAIRS_PER_SLOT),
+        SlotLayout(slots, (pages,) * len(model.spec.caches), BIAS_PAIRS),
         settings.block_size,
         DType(settings.dtype),
         slots,
     )
     program = record(model.loader, model.spec, layout)
-    weights = model.layouts(settings.transcode)
+    weights = model.storage(program.weights(), settings.transcode)
     patterns = tuple(Pattern.of(fused, PRIMITIVES) for fused in machine.fused)
     context = Context(machine.arch, settings.numerics, layout.activation, weights, machine.implementations, patterns)
     choices = Choices()
     planned = []
-    for bucket in buckets(settings, max_seq_len, machine.declaration.bucketed):
+    limits = make_limits(model, settings, layout, max_seq_len, layout.slots.table_blocks)
+    for bucket in buckets(settings, limits, machine.declaration.bucketed):
         segments = plan(program, bucket, context, choices)
         planned.append(PlannedBucket(bucket, segments, place(program, segments, bucket)))
     return StepPlan(settings, max_seq_len, layout, program, tuple(planned), choices, weights)
 
 
-def buckets(settings: Settings, max_seq_len: int, bucketed: bool) -> tuple[Bucket, ...]:
+def make_limits(
+    model: Model, settings: Settings, layout: StepLayout, max_seq_len: int, pages: tuple[int, ...]
+) -> Limits:
+    """The scheduler's limits, with ``pages`` of each cache group. Raises BudgetError when one sequence would not fit."""
+    return Limits(
+        layout.slots, layout.page_tokens, pages, model.spec.vocab_size, max_seq_len, settings.max_prefill_tokens,
+        layout.penalty_rows, settings.max_queue,
+    )  # fmt: skip
+
+
+def buckets(settings: Settings, limits: Limits, bucketed: bool) -> tuple[Bucket, ...]:
     """The closed list of shapes that are captured, smallest first.
 
     A backend that reads live counts everywhere needs one; others get one for each number of decoding rows, then one for each
     number of tokens in a step that holds prompts.
     """
     rows = settings.max_batch_size
-    longest = min(settings.max_prefill_tokens, max_seq_len)
-    tokens = settings.max_prefill_tokens + rows
-    largest = Bucket(tokens, rows, rows, UPDATE_WORDS, longest)
+    longest = min(settings.max_prefill_tokens, limits.max_seq_len)
+    tokens, updates = limits.max_step_tokens, limits.max_updates
+    largest = Bucket(tokens, rows, rows, updates, longest)
     if not bucketed:
         return (largest,)
     decode = [r for r in DECODE_ROWS if r < rows] + [rows]
     prefill = [t for t in PREFILL_TOKENS if rows < t < tokens] + [tokens]
     return (
-        *(Bucket(r, r, r, UPDATE_WORDS, 1) for r in decode),
+        *(Bucket(r, r, r, updates, 1) for r in decode),
         *(replace(largest, tokens=t, max_query=min(t, longest)) for t in prefill),
     )
 

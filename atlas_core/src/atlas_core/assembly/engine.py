@@ -1,0 +1,179 @@
+"""From settings to a running engine, in the engine process: resolve, budget, weights, graphs, preflight."""
+
+import hashlib
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from atlas_core.assembly.machine import Machine, choose_machine
+from atlas_core.assembly.memory import Weights, allocate, plan_memory, with_inputs
+from atlas_core.assembly.model import Model, open_model
+from atlas_core.assembly.plan import StepPlan, make_limits, make_plan
+from atlas_core.assembly.settings import decode_settings
+from atlas_core.contracts.backend import GpuBackend
+from atlas_core.engine.inputs import InputLayout
+from atlas_core.engine.loop import Engine
+from atlas_core.engine.runner import Results, Runner
+from atlas_core.kernels.library import KernelLibrary
+from atlas_core.model.config import token_ids
+from atlas_core.plugins import Registry, discover
+from atlas_core.plugins.load import load
+from atlas_core.runtime.bound import bind_step
+from atlas_core.runtime.budget import Budget
+from atlas_core.scheduler.limits import Limits
+from atlas_core.scheduler.scheduler import Scheduler
+from atlas_core.settings import Settings
+from atlas_core.text.tokenizer import Tokenizer
+from atlas_core.vocab.errors import DeviceError, KernelError
+from atlas_core.vocab.messages import Generate, LedgerEntry, Progress, Ready
+from atlas_core.vocab.sampling import SamplingParams
+from atlas_core.vocab.target import Target
+
+Report = Callable[[Progress], None]
+_PREFLIGHT_TOKENS = 3
+
+
+class Ledger:
+    """Seconds and bytes of every phase of the start; says what it is doing while it does it."""
+
+    def __init__(self, report: Report, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._report = report
+        self._clock = clock
+        self._phase = ""
+        self._bytes = 0
+        self.entries: list[LedgerEntry] = []
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Time what happens inside."""
+        self._phase, self._bytes = name, 0
+        self._report(Progress(name, 0, 0))
+        start = self._clock()
+        yield
+        self.entries.append(LedgerEntry(name, self._clock() - start, self._bytes))
+
+    def progress(self, done: int, total: int, note: str) -> None:
+        """``done`` of ``total`` bytes of the present phase."""
+        self._bytes = done
+        self._report(Progress(self._phase, done, total, note))
+
+
+def build_engine(settings: bytes, report: Report) -> Engine:
+    """The engine that ``settings`` (see assembly.settings) describe. Raises AtlasError."""
+    return assemble(decode_settings(settings), discover(), report)
+
+
+def assemble(settings: Settings, registry: Registry, report: Report) -> Engine:
+    """Build every part, in the order in which mistakes are cheapest to find."""
+    ledger = Ledger(report)
+    with ledger.phase("resolve"):
+        machine = choose_machine(registry, settings.hardware)
+        model = open_model(registry, settings, ledger.progress)
+        plan = make_plan(model, machine, settings)
+        tokenizer = Tokenizer(model.checkpoint.tokenizer())
+    with ledger.phase("device"):
+        backend, library = open_backend(machine, model, plan.settings)
+        audit(plan, library)
+    try:
+        runner, limits, budget = _run_up(backend, plan, model, ledger)
+        with ledger.phase("preflight"):
+            preflight(runner, limits)
+    except BaseException:
+        backend.close()
+        raise
+    finally:
+        model.checkpoint.close()
+    fingerprint = _fingerprint(registry, library, plan)
+    info = Ready(
+        limits.max_seq_len, limits.layout.slots, limits.vocab_size, fingerprint, tuple(ledger.entries),
+        tuple((term.name, term.nbytes) for term in budget.terms),
+    )  # fmt: skip
+    return Engine(runner=runner, scheduler=Scheduler(limits), text=tokenizer, eos=end_tokens(model), info=info)
+
+
+def open_backend(machine: Machine, model: Model, settings: Settings) -> tuple[GpuBackend, KernelLibrary]:
+    """The device, current for this thread, with the kernels of the target."""
+    target = Target(machine.name, machine.arch, model.family, model.format_name)
+    library = KernelLibrary(machine.tree, machine.places, target)
+    options = {} if settings.threads is None else {"threads": settings.threads}
+    backend: GpuBackend = load(machine.declaration.backend, machine.dist)(library, 0, **options)
+    backend.bind_to_thread()
+    return backend, library
+
+
+def audit(plan: StepPlan, library: KernelLibrary) -> None:
+    """Find every kernel that the plan may launch. Raises KernelError listing all that are missing, not just the first."""
+    missing: dict[str, str] = {}
+    cure = ""
+    for bucket in plan.buckets:
+        for segment in bucket.segments:
+            for step in segment.steps:
+                for module, entry in step.implementation.kernels:
+                    try:
+                        library.find(module, entry, step.need.op)
+                    except KernelError as error:
+                        missing.setdefault(f"{module}:{entry}", f"{error.what} ({error.why})")
+                        cure = error.cure
+    if missing:
+        raise KernelError(f"{len(missing)} kernels of the plan cannot be used", "; ".join(missing.values()), cure)
+
+
+def _run_up(backend: GpuBackend, plan: StepPlan, model: Model, ledger: Ledger) -> tuple[Runner, Limits, Budget]:
+    """Budget, weights and graphs."""
+    stream = backend.create_stream()
+    weights = Weights.of(plan, model)
+    free, total = backend.memory()
+    budget = plan_memory(plan, model, weights, free, total)
+    pages = (budget.pages,) * len(plan.layout.slots.table_blocks)
+    limits = make_limits(model, plan.settings, plan.layout, budget.max_seq_len, pages)
+    with ledger.phase("weights"):
+        memory, inputs, states = allocate(backend, stream, plan, model, weights, budget, ledger.progress)
+    with ledger.phase("graphs"):
+        steps = []
+        for planned in plan.buckets:
+            local = with_inputs(memory, InputLayout(planned.bucket), inputs)
+            steps.append((planned.bucket, bind_step(backend, planned.segments, planned.arena, local, stream)))
+        runner = Runner(
+            backend, stream, steps, inputs=inputs, states=states, vocab_size=model.spec.vocab_size,
+            results=Results(*(value.name for value in plan.program.results)),
+        )  # fmt: skip
+    return runner, limits, budget
+
+
+def preflight(runner: Runner, limits: Limits) -> None:
+    """One step of a few tokens. Raises DeviceError unless its logits are finite and differ from one another.
+
+    Logits that are all alike are what a missing or wrongly read head gives.
+    """
+    scheduler = Scheduler(limits)
+    length = min(_PREFLIGHT_TOKENS, limits.max_seq_len - 1)
+    prompt = tuple(token % limits.vocab_size for token in range(1, length + 1))
+    scheduler.submit(Generate("preflight", prompt, SamplingParams(temperature=0.0, max_tokens=1)), seed=0, stop_ids=())
+    plan = scheduler.schedule()
+    assert plan is not None
+    ticket = runner.launch(plan)
+    logits = runner.read_logits(ticket)
+    runner.collect(ticket)
+    if not np.isfinite(logits).all() or float(logits.max()) == float(logits.min()):
+        raise DeviceError(
+            "the model's first logits are useless",
+            "some are not finite" if not np.isfinite(logits).all() else "they are all equal",
+            "check the checkpoint with another engine; atlas kernels test checks the kernels",
+        )
+
+
+def end_tokens(model: Model) -> tuple[int, ...]:
+    """Tokens that end a turn: those of config.json and those of generation_config.json."""
+    more = token_ids(model.checkpoint.generation_config.get("eos_token_id"))
+    return tuple(dict.fromkeys((*model.spec.eos_token_ids, *more)))
+
+
+def _fingerprint(registry: Registry, library: KernelLibrary, plan: StepPlan) -> str:
+    """Twelve hex digits over whatever may change the text: plugins, binaries, weights' storage, choices."""
+    parts: list[Any] = [registry.identity(), library.digest(), plan.settings.model, plan.settings.numerics]
+    parts += [sorted((name, layout.name) for name, layout in plan.weights.items())]
+    parts += [(key, packed.name) for key, packed in plan.choices.packings.items()]
+    return f"fp_{hashlib.sha256(repr(parts).encode()).hexdigest()[:12]}"

@@ -1,0 +1,124 @@
+"""The memory of a plan: what it takes, what is left for the cache, and getting it from the device."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from atlas_core.assembly.model import Model
+from atlas_core.assembly.plan import StepPlan
+from atlas_core.contracts.backend import GpuBackend, Stream
+from atlas_core.contracts.ops import Buffer
+from atlas_core.engine.inputs import COUNTS, InputLayout
+from atlas_core.model.program import Value
+from atlas_core.runtime.bound import StepMemory
+from atlas_core.runtime.budget import Budget, KVNeed, Readings, Term, plan_budget
+from atlas_core.runtime.loader import WeightCopy, WeightKey, load_arrays, load_weights, weight_copies
+
+DEFAULT_FRACTION = 0.9
+"""Of the memory that is free at start; the rest is for drivers, graphs and everybody else."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Every packed copy that has to be loaded, tied weights once, and which copy each use means."""
+
+    copies: tuple[WeightCopy, ...]
+    uses: Mapping[WeightKey, WeightKey]
+
+    @classmethod
+    def of(cls, plan: StepPlan, model: Model) -> "Weights":
+        """From what all buckets chose."""
+        unique: dict[WeightKey, WeightCopy] = {}
+        uses: dict[WeightKey, WeightKey] = {}
+        for copy in weight_copies(segment for bucket in plan.buckets for segment in bucket.segments):
+            key = model.store.alias(copy.weight), copy.packed.name
+            uses[copy.weight, copy.packed.name] = key
+            unique.setdefault(key, replace(copy, weight=key[0]))
+        return cls(tuple(unique.values()), uses)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the device."""
+        return sum(copy.packed.nbytes for copy in self.copies)
+
+
+def plan_memory(plan: StepPlan, model: Model, weights: Weights, free: int, total: int) -> Budget:
+    """How many cache pages there are. Raises BudgetError with the whole table when the plan does not fit."""
+    settings = plan.settings
+    limit = settings.memory if settings.memory is not None else int(free * DEFAULT_FRACTION)
+    readings = Readings(total=limit, device_free=free, host_available=free, unified=False)
+    page_bytes = sum(plan.choices.caches[v.name].page_bytes(*_page(v)) * int(v.shape[0]) for v in _values(plan, "cache"))
+    need = KVNeed(page_bytes, settings.block_size, plan.max_seq_len, fixed=settings.max_seq_len is not None)
+    budget = plan_budget(readings, 1.0, _terms(plan, weights), need)
+    # More pages than every slot at its longest can never be used.
+    most = plan.layout.slots.slots * plan.layout.slots.table_blocks[0] if plan.layout.slots.table_blocks else 0
+    if budget.pages > most:
+        budget = plan_budget(readings, 1.0, _terms(plan, weights), replace(need, explicit_bytes=most * page_bytes))
+    return budget
+
+
+def _terms(plan: StepPlan, weights: Weights) -> tuple[Term, ...]:
+    states = {value.name: _nbytes(value) for value in _values(plan, "state")}
+    rows = "lower --max-batch-size"
+    return (
+        Term("weights", weights.nbytes, "use a smaller model or a smaller format"),
+        Term("constants", sum(array.nbytes for array in plan.program.constants.values())),
+        Term("activations", max(b.arena.nbytes for b in plan.buckets), "lower --max-prefill-tokens"),
+        Term("scratch", max(1, *(b.arena.scratch for b in plan.buckets)), "lower --max-prefill-tokens"),
+        Term("inputs", max(InputLayout(b.bucket).nbytes for b in plan.buckets), rows),
+        *(Term(name, nbytes, rows) for name, nbytes in states.items()),
+    )
+
+
+def allocate(
+    backend: GpuBackend, stream: Stream, plan: StepPlan, model: Model, weights: Weights, budget: Budget,
+    progress: Callable[[int, int, str], None],
+) -> tuple[StepMemory, int, Mapping[str, Buffer]]:  # fmt: skip
+    """Get everything from the device and load the weights: (memory without inputs, address of the input block, states)."""
+
+    def read(name: str) -> bytes | memoryview:
+        spec = next(copy.spec for copy in weights.copies if copy.weight == name)
+        assert spec.layout is not None
+        return model.read(name, spec.layout, spec.shape)
+
+    loaded = load_weights(backend, weights.copies, read, progress).buffers
+    values = load_arrays(backend, plan.program.constants)
+    states = {v.name: _alloc(backend, _nbytes(v)) for v in _values(plan, "state")}
+    for value in _values(plan, "cache"):
+        layer = plan.choices.caches[value.name].page_bytes(*_page(value)) * budget.pages
+        values[value.name] = _alloc(backend, layer * int(value.shape[0]))
+    inputs = backend.alloc(max(InputLayout(b.bucket).nbytes for b in plan.buckets))
+    arena = _alloc(backend, max(b.arena.nbytes for b in plan.buckets))
+    scratch = _alloc(backend, max(1, *(b.arena.scratch for b in plan.buckets)))
+    backend.memset_async(scratch.address, 0, scratch.nbytes, stream)
+    backend.synchronize(stream)
+    uses = {use: loaded[key] for use, key in weights.uses.items()}
+    return StepMemory(arena, scratch, 0, {**values, **states}, uses), inputs, states
+
+
+def with_inputs(memory: StepMemory, layout: InputLayout, address: int) -> StepMemory:
+    """Memory in which the inputs of one bucket lie in the block at ``address``."""
+    inputs = layout.buffers(address)
+    return replace(memory, counts=inputs[COUNTS].address, values={**memory.values, **inputs})
+
+
+def _values(plan: StepPlan, kind: str) -> list[Value]:
+    """Every value of a kind, once."""
+    found = {v.name: v for node in plan.program.nodes for v in node.operands.values() if v.kind == kind}
+    return list(found.values())
+
+
+def _page(cache: Value) -> tuple[int, int]:
+    """(key heads, head size) of a cache value [layers, 2, heads, tokens, dim]."""
+    return int(cache.shape[2]), int(cache.shape[4])
+
+
+def _nbytes(value: Value) -> int:
+    assert value.dtype is not None
+    elements = 1
+    for dim in value.shape:
+        elements *= int(dim)
+    return elements * value.dtype.itemsize
+
+
+def _alloc(backend: GpuBackend, nbytes: int) -> Buffer:
+    return Buffer(backend.alloc(nbytes), nbytes)

@@ -1,0 +1,17 @@
+"""Settings on their way to the engine process."""
+
+from dataclasses import replace
+
+import msgspec
+
+from atlas_core.settings import Settings
+
+
+def encode_settings(settings: Settings) -> bytes:
+    """As bytes; keys of clients stay behind, since the engine has no use for them."""
+    return msgspec.msgpack.encode(replace(settings, api_key=()))
+
+
+def decode_settings(data: bytes) -> Settings:
+    """The settings that were encoded."""
+    return msgspec.msgpack.decode(data, type=Settings)
