@@ -36,10 +36,13 @@ def fused_trials(
     """Trials wherever the op matches; ``large`` makes up the arrays instead of computing them (good for timing only)."""
     pattern = Pattern.of(fused, ops)
     for model in models:
+        weights = _Weights(model)
         for start, node in _matches(pattern, model):
             for index, rows in enumerate(LARGE_SCENARIOS if large else SCENARIOS):
                 rng = np.random.default_rng([seed, index, *model.label.encode()])
-                cases = [_case(model, start, node, batch, rng, rows, large) for batch in _batches(rng, model, rows)]
+                cases = [
+                    _case(model, weights, start, node, batch, rng, rows, large) for batch in _batches(rng, model, rows)
+                ]
                 yield replace(Trial(cases[0], cases[1]), spare=(2, 0, 3)[index % 3])
 
 
@@ -63,7 +66,14 @@ def _batches(rng: Rng, model: Recorded, rows: tuple[Rows, Rows]) -> list[Batch]:
 
 
 def _case(
-    model: Recorded, start: int, node: Node, batch: Batch, rng: Rng, rows: tuple[Rows, Rows], large: bool
+    model: Recorded,
+    weights: "_Weights",
+    start: int,
+    node: Node,
+    batch: Batch,
+    rng: Rng,
+    rows: tuple[Rows, Rows],
+    large: bool,
 ) -> Case:
     interpreter = Interpreter(model.program, step_values(model, batch, rng))
     if large:
@@ -72,7 +82,7 @@ def _case(
         for name in {
             value.name for n in model.program.nodes[:start] for value in n.operands.values() if value.kind == "weight"
         }:
-            interpreter.values[name] = weight_values(model, name)
+            interpreter.values[name] = weights[name]
         interpreter.run(0, start)
     arrays = {}
     for operand in node.op.operands:
@@ -80,7 +90,7 @@ def _case(
         if operand.role == "out":
             continue
         if value.kind == "weight":
-            arrays[operand.name] = weight_values(model, value.name)
+            arrays[operand.name] = weights[value.name]
         elif value.name in interpreter.values:
             arrays[operand.name] = interpreter.values[value.name].copy()
         else:
@@ -109,6 +119,18 @@ def weight_values(model: Recorded, name: str) -> Array:
     if len(shape) == 1:
         return np.float32(1) + normal(rng, *shape, scale=0.2)
     return rng.standard_normal(shape, np.float32) * np.float32(shape[-1] ** -0.5)
+
+
+class _Weights(dict[str, Array]):
+    """Weights of one model, made when first wanted."""
+
+    def __init__(self, model: Recorded) -> None:
+        super().__init__()
+        self._model = model
+
+    def __missing__(self, name: str) -> Array:
+        self[name] = weight_values(self._model, name)
+        return self[name]
 
 
 def step_values(model: Recorded, batch: Batch, rng: Rng) -> dict[str, Array]:

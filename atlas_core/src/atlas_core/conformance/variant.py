@@ -83,19 +83,22 @@ class Variant:
             )  # fmt: skip
         return Tolerance(max(t.relative for t in known), max(t.absolute for t in known))
 
-    def arrays(self, case: Case) -> dict[str, Array]:
-        """A case's arrays as the device can hold them, float32 in float: what the reference computes with. Copies."""
+    def weights(self) -> dict[str, Array]:
+        """Weights as their layout can hold them, float32; both cases of a trial have the same."""
         result = {}
         for operand in self.op.operands:
-            if operand.role == "out":
-                continue
-            array = case.arrays[operand.name]
             if operand.kind == "weight":
-                codec = self.codec_of(operand)
+                codec, array = self.codec_of(operand), self.trial.first.arrays[operand.name]
                 result[operand.name] = codec.decode(codec.encode(array), array.shape)
-            else:
-                result[operand.name] = rounded(array, self.dtype(operand)).copy()
         return result
+
+    def arrays(self, case: Case) -> dict[str, Array]:
+        """A case's other arrays as the device can hold them, float32 in float: what the reference computes with. Copies."""
+        return {
+            operand.name: rounded(case.arrays[operand.name], self.dtype(operand)).copy()
+            for operand in self.op.operands
+            if operand.role != "out" and operand.kind != "weight"
+        }
 
     def _spec(self, operand: Operand, bucket: Bucket) -> OperandSpec:
         dims = self.trial.first.shapes[operand.name]
