@@ -35,6 +35,8 @@ def gumbel(seed: int, position: int, vocab: int) -> np.ndarray:
         key = _mix(np.array([seed], np.uint64) + _GOLDEN * np.uint64(position + 1))
         z = _mix(key + _GOLDEN * (np.arange(vocab, dtype=np.uint64) + np.uint64(1)))
     u = ((z >> np.uint64(40)).astype(np.float32) + np.float32(0.5)) * np.float32(2.0**-24)
+    # The largest draw rounds to 1: infinite noise would make one token in 2^24 win against any logit.
+    u = np.minimum(u, np.float32(1 - 2.0**-24))
     noise: np.ndarray = -np.log(-np.log(u))
     return noise
 
