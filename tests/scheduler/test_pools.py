@@ -1,9 +1,10 @@
 import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, precondition, rule
+
 from atlas_core.scheduler.blocks import BlockPool
 from atlas_core.scheduler.ranges import RangePool
 from atlas_core.vocab.errors import EngineError
-from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, precondition, rule
 
 
 class BlockPoolMachine(RuleBasedStateMachine):

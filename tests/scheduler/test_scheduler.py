@@ -2,15 +2,16 @@ from collections import deque
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scripted import VOCAB, ScriptedDevice, oracle
+
 from atlas_core.ops.step import SlotLayout, Word
 from atlas_core.scheduler.limits import Limits
 from atlas_core.scheduler.scheduler import Scheduler
 from atlas_core.vocab.errors import BudgetError, RequestError
 from atlas_core.vocab.messages import Generate
 from atlas_core.vocab.sampling import SamplingParams
-from hypothesis import given
-from hypothesis import strategies as st
-from scripted import VOCAB, ScriptedDevice, oracle
 
 LIMITS = Limits(SlotLayout(3, (8,), 6), 4, (12,), VOCAB, 32, 5, 1, 100)
 
@@ -81,8 +82,14 @@ def workloads(draw):
     groups = draw(st.integers(1, 2))
     pages = tuple(blocks + draw(st.integers(0, blocks)) for _ in range(groups))
     limits = Limits(
-        SlotLayout(slots, (blocks,) * groups, 5), page_tokens, pages, VOCAB, max_seq_len,
-        draw(st.integers(1, 9)), draw(st.integers(0, 2)), 1000,
+        SlotLayout(slots, (blocks,) * groups, 5),
+        page_tokens,
+        pages,
+        VOCAB,
+        max_seq_len,
+        draw(st.integers(1, 9)),
+        draw(st.integers(0, 2)),
+        1000,
     )
     events = []
     for index in range(draw(st.integers(1, 8))):
@@ -92,7 +99,9 @@ def workloads(draw):
             max_tokens=draw(st.none() | st.integers(1, 12)),
             min_tokens=draw(st.integers(0, 4)),
             frequency_penalty=draw(st.sampled_from([0.0, 0.0, 1.0])) if limits.penalty_rows else 0.0,
-            logit_bias=tuple(draw(st.lists(st.tuples(st.integers(0, VOCAB - 1), st.sampled_from([-3.0, 2.5])), max_size=2))),
+            logit_bias=tuple(
+                draw(st.lists(st.tuples(st.integers(0, VOCAB - 1), st.sampled_from([-3.0, 2.5])), max_size=2))
+            ),
         )
         stop_ids = frozenset(draw(st.lists(st.integers(0, VOCAB - 1), max_size=3)))
         seed = draw(st.integers(0, 2**64 - 1))
@@ -133,7 +142,12 @@ def test_decode_comes_first_and_prompts_are_cut_by_the_budget():
     harness.submit(request("b", range(7), max_tokens=9))
     harness.submit(request("c", [9, 8, 7, 6], max_tokens=9))
     first, second = harness.step(), harness.step()
-    assert (first.token_ids, first.cu_q, first.sample_row, first.logits_rows) == ((-1, 0, 1, 2, 3, 4), (0, 1, 6), (0,), (0,))
+    assert (first.token_ids, first.cu_q, first.sample_row, first.logits_rows) == (
+        (-1, 0, 1, 2, 3, 4),
+        (0, 1, 6),
+        (0,),
+        (0,),
+    )
     assert (second.token_ids, second.cu_q) == ((-1, 5, 6, 9, 8, 7), (0, 1, 3, 6))
     assert (second.sample_row, second.logits_rows) == ((0, 1), (0, 2))
     third = harness.step()
@@ -208,7 +222,14 @@ def test_a_filled_slot_holds_every_field_of_the_new_sequence():
     }  # fmt: skip
     harness.submit(request("a", [5, 6], **sampling), seed=0xFFFFFFFF_00000002, stop_ids=[8, 9])
     plan = harness.step()
-    bits = {0.5: 0x3F000000, 0.25: 0x3E800000, 0.125: 0x3E000000, -1.0: 0xBF800000 - 2**32, 2.0: 0x40000000, 1.5: 0x3FC00000}
+    bits = {
+        0.5: 0x3F000000,
+        0.25: 0x3E800000,
+        0.125: 0x3E000000,
+        -1.0: 0xBF800000 - 2**32,
+        2.0: 0x40000000,
+        1.5: 0x3FC00000,
+    }
     want = {
         Word.LAST_TOKEN: 0, Word.POSITION: 0, Word.PROMPT_LENGTH: 2, Word.PENALTY_ROW: 0, Word.TEMPERATURE: bits[0.5],
         Word.TOP_P: bits[0.25], Word.TOP_K: 7, Word.MIN_P: bits[0.125], Word.PRESENCE: bits[-1.0], Word.FREQUENCY: bits[2.0],
@@ -217,7 +238,14 @@ def test_a_filled_slot_holds_every_field_of_the_new_sequence():
     }  # fmt: skip
     start = LIMITS.layout.bias_start
     minus_inf = 0xFF800000 - 2**32
-    pairs = {start: 3, start + 1: 0xC2C80000 - 2**32, start + 2: 8, start + 3: minus_inf, start + 4: 9, start + 5: minus_inf}
+    pairs = {
+        start: 3,
+        start + 1: 0xC2C80000 - 2**32,
+        start + 2: 8,
+        start + 3: minus_inf,
+        start + 4: 9,
+        start + 5: minus_inf,
+    }
     table = {LIMITS.layout.block(0, 0, 0): 0}
     assert set(want) == set(Word)
     assert dict(plan.updates) == {**want, **pairs, **table}

@@ -21,7 +21,9 @@ def accept(request: Generate, order: int, *, seed: int, stop_ids: Iterable[int],
     params = request.sampling
     length = len(request.prompt)
     if not length:
-        raise RequestError("the prompt has no tokens", "there is nothing to continue", "send at least one", field="prompt")
+        raise RequestError(
+            "the prompt has no tokens", "there is nothing to continue", "send at least one", field="prompt"
+        )
     if length >= limits.max_seq_len:
         raise RequestError(
             f"the prompt has {length} tokens and the context is {limits.max_seq_len}",
@@ -33,14 +35,18 @@ def accept(request: Generate, order: int, *, seed: int, stop_ids: Iterable[int],
     if params.max_tokens is not None and params.max_tokens < 1:
         raise RequestError(f"max_tokens is {params.max_tokens}", "an answer has at least one token", field="max_tokens")
     if params.logprobs is not None and not 0 <= params.logprobs <= MAX_TOP_LOGPROBS:
-        raise RequestError(f"{params.logprobs} alternatives were asked for", f"0 to {MAX_TOP_LOGPROBS} are given", field="top_logprobs")
+        raise RequestError(
+            f"{params.logprobs} alternatives were asked for", f"0 to {MAX_TOP_LOGPROBS} are given", field="top_logprobs"
+        )
     room = limits.max_seq_len - length
     banned = sorted(set(stop_ids)) if params.min_tokens > 0 else []
     _check_tokens("prompt", request.prompt, limits)
     _check_tokens("logit_bias", (token for token, _ in params.logit_bias), limits)
     _check_tokens("stop_token_ids", params.stop_token_ids, limits)
     values = [(token, value, "logit_bias") for token, value in params.logit_bias]
-    pairs = tuple((token, float_bits(value, name)) for token, value, name in [*values, *((t, NEVER, "") for t in banned)])
+    pairs = tuple(
+        (token, float_bits(value, name)) for token, value, name in [*values, *((t, NEVER, "") for t in banned)]
+    )
     _check_pools(params, len(pairs), limits)
     return Sequence(
         id=request.id,

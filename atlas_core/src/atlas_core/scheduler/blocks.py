@@ -21,7 +21,9 @@ class BlockPool:
     def allocate(self, count: int) -> list[int]:
         """``count`` pages with one reference each. Raises EngineError when fewer are free; the caller asks ``free`` first."""
         if count > len(self._free):
-            raise EngineError(f"{count} pages were asked for and {len(self._free)} are free", "the caller did not check")
+            raise EngineError(
+                f"{count} pages were asked for and {len(self._free)} are free", "the caller did not check"
+            )
         taken = [self._free.pop() for _ in range(count)]
         for page in taken:
             self._references[page] = 1

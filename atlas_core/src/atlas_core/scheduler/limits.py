@@ -32,7 +32,9 @@ class Limits:
 
     def __post_init__(self) -> None:
         if not self.pages or len(self.pages) != len(self.layout.table_blocks):
-            raise ValueError(f"{len(self.pages)} page pools for {len(self.layout.table_blocks)} block tables, at least one")
+            raise ValueError(
+                f"{len(self.pages)} page pools for {len(self.layout.table_blocks)} block tables, at least one"
+            )
         if self.max_prefill_tokens < 1 or self.layout.slots < 1 or self.max_waiting < 0:
             raise ValueError("max_prefill_tokens and slots are at least 1, max_waiting at least 0")
         need = self.pages_for(self.max_seq_len)

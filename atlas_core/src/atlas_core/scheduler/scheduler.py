@@ -72,7 +72,9 @@ class Scheduler:
         Raises RequestError when it can never run, when its id is live, or (kind overloaded) when the line is full.
         """
         if request.id in self._known:
-            raise RequestError(f"request {request.id} is already running", "ids of live requests are unique", field="id")
+            raise RequestError(
+                f"request {request.id} is already running", "ids of live requests are unique", field="id"
+            )
         free_slots = self.limits.layout.slots - self._slots.used
         if len(self._waiting) - free_slots >= self.limits.max_waiting:
             raise RequestError(
@@ -112,8 +114,8 @@ class Scheduler:
         plan = PlanBuilder()
         preempted = self._decode(plan)
         budget = self._prefill(plan, self.limits.max_prefill_tokens)
-        if not preempted:
-            # Whoever was just put out would come straight back in and be put out again.
+        if not preempted and all(sequence.finished for sequence in self._leaving):
+            # Else whoever was put out would come straight back, or be overtaken by those behind.
             self._admit(plan, budget)
         return plan.build()
 
@@ -261,7 +263,7 @@ class Scheduler:
                 return False
         if need > 0:
             for pool, pages in zip(self._pages, _held(sequence).pages, strict=True):
-                pages += pool.allocate(need)
+                pages.extend(pool.allocate(need))
         return True
 
     def _leave(self, sequence: Sequence) -> None:
@@ -288,8 +290,7 @@ class Scheduler:
             sequence.state = State.ENDED
             return
         sequence.state = State.WAITING
-        place = sum(1 for other in self._waiting if other.order < sequence.order)
-        self._waiting.insert(place, sequence)
+        self._waiting.appendleft(sequence)  # it was the youngest of the running, so older than all who wait
 
 
 def _held(sequence: Sequence) -> Holding:

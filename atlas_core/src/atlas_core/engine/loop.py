@@ -1,0 +1,205 @@
+"""The engine: a plain loop on one thread. Take messages, schedule, launch, collect, deliver; one StepResult a step."""
+
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Any, Protocol
+
+from atlas_core.engine.failures import to_failure
+from atlas_core.engine.output import Alternatives, Output, TokenText
+from atlas_core.engine.wire import Message
+from atlas_core.scheduler.plan import StepPlan
+from atlas_core.scheduler.scheduler import Scheduler
+from atlas_core.vocab.errors import AtlasError, EngineError
+from atlas_core.vocab.messages import Abort, Delta, Drain, FromEngine, Gauges, Generate, Ready, StepResult
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """Nobody listens any more, or (``error``) what they say is not understood: stop at once."""
+
+    error: AtlasError | None = None
+
+
+Inbox = SimpleQueue[Message | Closed]
+Emit = Callable[[FromEngine], None]
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """What a step gave, one entry for each of its plan's ``sample_row``. ``alternatives`` is None when nobody wanted any."""
+
+    sampled: Sequence[int]
+    alternatives: Sequence[Alternatives] | None = None
+
+
+class StepRunner(Protocol):
+    """Runs plans in order (see engine.runner). ``asynchronous`` says that ``launch`` returns before the step is done."""
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether a step goes on after ``launch`` has returned."""
+        ...
+
+    def launch(self, plan: StepPlan) -> Any:
+        """Begin a step; returns the ticket to collect it by. Raises DeviceError."""
+        ...
+
+    def collect(self, ticket: Any) -> StepOutput:
+        """Wait for a step, the oldest first. Raises DeviceError."""
+        ...
+
+    def close(self) -> None:
+        """Give everything back; nothing is in flight that anybody waits for."""
+        ...
+
+
+class Engine:
+    """A model that is ready to generate.
+
+    ``eos`` are the tokens that end a turn; ``info`` is what the API process is told. With an asynchronous runner one step is always
+    launched before the one before it is read; tokens that turn out to be past a request's end are never seen.
+    """
+
+    def __init__(
+        self, *, runner: StepRunner, scheduler: Scheduler, text: TokenText, eos: Sequence[int], info: Ready,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        self.info = info
+        self._runner = runner
+        self._scheduler = scheduler
+        self._text = text
+        self._eos = tuple(eos)
+        self._clock = clock
+        self._outputs: dict[str, Output] = {}
+        self._flight: deque[tuple[StepPlan, Any]] = deque()
+        self._deltas: list[Delta] = []
+        self._steps = 0
+        self._closed = False
+        self._drain_until: float | None = None
+
+    def run(self, inbox: Inbox, emit: Emit) -> None:
+        """Serve until the inbox says Closed, or a Drain is done. Raises what makes the engine useless, DeviceError above all."""
+        while True:
+            self._take(inbox)
+            if self._closed:
+                return
+            if self._drain_until is not None and self._clock() >= self._drain_until:
+                self._abort_all()
+            collected = self._step()
+            if collected or self._deltas:
+                emit(StepResult(tuple(self._deltas), self._gauges()))
+                self._deltas.clear()
+            if self._drain_until is not None and self._scheduler.idle and not self._flight:
+                return
+
+    def close(self) -> None:
+        """Release the device."""
+        self._runner.close()
+
+    def _take(self, inbox: Inbox) -> None:
+        """Handle every message that has come; wait for one when there is nothing else to do."""
+        idle = self._scheduler.idle and not self._flight and not self._deltas and self._drain_until is None
+        try:
+            while not self._closed:
+                self._handle(inbox.get(block=idle))
+                idle = False
+        except Empty:
+            return
+
+    def _handle(self, message: Message | Closed) -> None:
+        match message:
+            case Closed(error):
+                if error is not None:
+                    raise error
+                self._closed = True
+            case Generate():
+                self._generate(message)
+            case Abort():
+                self._abort(message.id)
+            case Drain():
+                self._drain_until = self._clock() + message.deadline
+            case _:
+                raise EngineError(f"{type(message).__name__} came from the API process", "it speaks another protocol")
+
+    def _generate(self, request: Generate) -> None:
+        try:
+            if self._drain_until is not None:
+                raise EngineError("the engine is shutting down", "no request is taken any more", state="draining")
+            output = Output(request, self._eos, self._text)
+            seed = request.sampling.seed
+            seed = secrets.randbits(64) if seed is None else seed
+            self._scheduler.submit(request, seed=seed, stop_ids=output.stop_ids)
+        except AtlasError as error:
+            failure = to_failure(error)
+            self._deltas.append(Delta(request.id, finish="error", prompt_tokens=len(request.prompt), error=failure))
+        else:
+            self._outputs[request.id] = output
+
+    def _abort(self, request_id: str) -> None:
+        output = self._outputs.get(request_id)
+        if output is not None:
+            self._end(output, output.abort())
+
+    def _abort_all(self) -> None:
+        for request_id in tuple(self._outputs):
+            self._abort(request_id)
+
+    def _step(self) -> bool:
+        """Launch the next step if there is one, and collect the oldest unless it may still run. True when one was collected."""
+        plan = self._scheduler.schedule()
+        if plan is not None:
+            self._flight.append((plan, self._runner.launch(plan)))
+            self._steps += 1
+        ahead = 1 if self._runner.asynchronous else 0
+        if not self._flight and not self._scheduler.idle:
+            raise EngineError(
+                "requests wait and none of them can run", "the scheduler is stuck", "report it, with the log"
+            )
+        if not self._flight or (plan is not None and len(self._flight) <= ahead):
+            return False
+        self._collect()
+        return True
+
+    def _collect(self) -> None:
+        plan, ticket = self._flight.popleft()
+        result = self._runner.collect(ticket)
+        alternatives = {}
+        if result.alternatives is not None:
+            for row, values in zip(plan.sample_row, result.alternatives, strict=True):
+                alternatives[plan.sequences[row].id] = values
+        for sequence, token in self._scheduler.complete(plan, result.sampled):
+            output = self._outputs[sequence.id]
+            found = alternatives.get(sequence.id)
+            wanted = found if found is not None and found.ids[0] >= 0 else None
+            try:
+                delta = output.push(token, wanted, last=sequence.generated >= sequence.max_new)
+            except AtlasError as error:
+                self._end(output, output.fail(error))
+                continue
+            if delta.finish is None:
+                self._deltas.append(delta)
+            else:
+                self._end(output, delta)
+
+    def _end(self, output: Output, delta: Delta) -> None:
+        """Deliver a request's last delta and let the scheduler have its place."""
+        sequence = self._scheduler.find(output.id)
+        if sequence is not None:
+            self._scheduler.finish(sequence)
+        del self._outputs[output.id]
+        self._deltas.append(delta)
+
+    def _gauges(self) -> Gauges:
+        scheduler = self._scheduler
+        return Gauges(
+            scheduler.running,
+            scheduler.waiting,
+            scheduler.tokens_used,
+            scheduler.tokens_total,
+            self._steps,
+            scheduler.preemptions,
+        )

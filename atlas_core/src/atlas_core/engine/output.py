@@ -1,0 +1,97 @@
+"""One request's output: tokens in, what the client may see out. Knows when the text ends, by token, string or length."""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, Protocol
+
+from atlas_core.engine.failures import to_failure
+from atlas_core.text.detokenize import Detokenizer
+from atlas_core.text.stop import StopMatcher
+from atlas_core.vocab.errors import AtlasError
+from atlas_core.vocab.messages import Delta, FinishReason, Generate, Position, TokenLogprob
+
+
+class TokenText(Protocol):
+    """The part of a text.tokenizer.Tokenizer that turns ids into text."""
+
+    def token_bytes(self, token: int) -> bytes:
+        """A token's own bytes. Raises RequestError for an id that does not exist."""
+        ...
+
+    def detokenizer(self, *, skip_special: bool = True) -> Detokenizer:
+        """A detokenizer of one sequence."""
+        ...
+
+
+class Alternatives(NamedTuple):
+    """Log-probabilities of one position: the sampled token first, then the best, best first; -1 ends a shorter list."""
+
+    ids: Sequence[int]
+    values: Sequence[float]
+
+
+class Output:
+    """Feed it every token once; the delta that it returns has ``finish`` when the request has ended.
+
+    The token that ends a request counts as generated and stands in ``tokens``; its text and log-probability are shown only
+    with ``include_stop_in_output``. Stop strings are looked for in the text after the first ``min_tokens`` tokens.
+    """
+
+    def __init__(self, request: Generate, eos: Iterable[int], text: TokenText) -> None:
+        """Raises RequestError for an empty stop string. ``eos`` are the model's own end tokens."""
+        params = request.sampling
+        self.id = request.id
+        self.stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else frozenset(eos))
+        self._params = params
+        self._text = text
+        self._prompt_tokens = len(request.prompt)
+        self._count = 0
+        self._detokenizer = text.detokenizer(skip_special=params.skip_special_tokens)
+        self._stops = StopMatcher(params.stop, include=params.include_stop_in_output)
+
+    def push(self, token: int, alternatives: Alternatives | None, *, last: bool) -> Delta:
+        """The delta of one token; ``last`` when no more may be generated. Raises RequestError for an id that does not exist."""
+        self._count += 1
+        stopping = token in self.stop_ids
+        silent = stopping and not self._params.include_stop_in_output
+        shown, hit = ("", None) if silent else self._show(self._detokenizer.push(token))
+        if hit is None and (stopping or last):
+            rest, hit = self._show(self._detokenizer.finish())
+            shown += rest + ("" if hit else self._stops.finish())
+        positions = () if silent or alternatives is None else (self._position(alternatives),)
+        finish: FinishReason | None = "stop" if stopping or hit is not None else "length" if last else None
+        cause = hit if hit is not None else str(token) if stopping else None
+        return self._delta(finish, (token,), shown, positions, cause)
+
+    def abort(self) -> Delta:
+        """The last delta of a request that somebody gave up."""
+        return self._delta("abort")
+
+    def fail(self, error: AtlasError) -> Delta:
+        """The last delta of a request that cannot go on."""
+        return self._delta("error", error=error)
+
+    def _delta(
+        self, finish: FinishReason | None, tokens: tuple[int, ...] = (), text: str = "",
+        positions: tuple[Position, ...] = (), stop: str | None = None, error: AtlasError | None = None,
+    ) -> Delta:  # fmt: skip
+        failure = None if error is None else to_failure(error)
+        return Delta(self.id, tokens, text, positions, finish, stop, self._prompt_tokens, self._count, error=failure)
+
+    def _show(self, piece: str) -> tuple[str, str | None]:
+        """What of ``piece`` may be shown, and the stop string that it completed."""
+        if self._count <= self._params.min_tokens:
+            return piece, None
+        match = self._stops.push(piece)
+        return match.text, match.hit
+
+    def _position(self, alternatives: Alternatives) -> Position:
+        entries = [
+            self._entry(token, value)
+            for token, value in zip(alternatives.ids, alternatives.values, strict=True)
+            if token >= 0
+        ]
+        return Position(entries[0], tuple(entries[1:]))
+
+    def _entry(self, token: int, logprob: float) -> TokenLogprob:
+        data = self._text.token_bytes(token)
+        return TokenLogprob(token, data.decode("utf-8", errors="replace"), logprob, data)

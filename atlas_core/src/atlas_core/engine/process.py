@@ -1,0 +1,46 @@
+"""The engine process: ``python -m atlas_core.engine.process --socket PATH``.
+
+It lives for its API process only. When the socket ends, for whatever reason, it exits at once, so that no orphan holds a device;
+where the kernel can (Linux), it is killed with its parent even if it cannot run any code.
+"""
+
+import argparse
+import ctypes
+import gc
+import os
+import signal
+import socket
+import sys
+
+from atlas_core.engine.serving import serve
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def main() -> int:
+    """Serve one connection; the exit status is 0 when it ended in good order."""
+    parser = argparse.ArgumentParser(prog="atlas_core.engine.process", description="the engine of an Atlas server")
+    parser.add_argument("--socket", required=True, help="the Unix socket on which the API process listens")
+    path: str = parser.parse_args().socket
+    # A terminal's Ctrl-C and a supervisor's TERM reach the whole group; the API process drains and then closes the socket.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    _die_with_parent()
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.connect(path)
+    return 0 if serve(connection, closed=lambda: os._exit(0), ready=_freeze) else 1
+
+
+def _freeze() -> None:
+    """Everything built so far lives as long as the process: keep the garbage collector from walking it in every step."""
+    gc.collect()
+    gc.freeze()
+
+
+def _die_with_parent() -> None:
+    if sys.platform == "linux" and ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

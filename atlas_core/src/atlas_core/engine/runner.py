@@ -1,0 +1,207 @@
+"""Runs step plans on a device: pack the inputs, replay FORWARD and SAMPLE, bring the results back."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from atlas_core.contracts.backend import Event, GpuBackend, Stream
+from atlas_core.contracts.ops import Buffer
+from atlas_core.engine.inputs import InputLayout, InputWriter
+from atlas_core.engine.loop import StepOutput
+from atlas_core.engine.output import Alternatives
+from atlas_core.model.planner import Bucket
+from atlas_core.scheduler.plan import StepPlan
+from atlas_core.vocab.errors import EngineError
+from atlas_core.vocab.sampling import MAX_TOP_LOGPROBS
+
+FORWARD, SAMPLE = "forward", "sample"
+_DEPTH = 2
+"""Steps in flight: one is computed while the next one waits behind it."""
+_WIDE = 1 + MAX_TOP_LOGPROBS
+_WORD = 4
+
+
+class CapturedStep(Protocol):
+    """One bucket's graphs (a runtime.bound.BoundStep)."""
+
+    @property
+    def activations(self) -> Mapping[str, Buffer]:
+        """Buffers of the activations, results among them."""
+        ...
+
+    def launch(self, segment: str, stream: Stream) -> None:
+        """Replay a segment."""
+        ...
+
+    def destroy(self) -> None:
+        """Give the graphs back."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """Names of the program's results, in the order in which model.builder records them."""
+
+    sampled: str
+    logprob_values: str
+    logprob_ids: str
+    logits: str
+
+
+class _Ring:
+    """One place of the pinned ring: an input block, room for results, and the event behind both copies."""
+
+    def __init__(self, backend: GpuBackend, input_bytes: int, rows: int) -> None:
+        self.event: Event = backend.create_event()
+        self.busy = False
+        self.staging = backend.alloc_pinned(input_bytes)
+        self.block: npt.NDArray[np.int32] = np.frombuffer(self.staging, np.int32)
+        self.results = backend.alloc_pinned(max(1, rows) * (1 + 2 * _WIDE) * _WORD)
+        self._rows = rows
+
+    def views(self, rows: int) -> tuple[memoryview, memoryview, memoryview]:
+        """Where ``rows`` sampled ids, log-probabilities and their ids go."""
+        first, second = self._rows * _WORD, self._rows * (1 + _WIDE) * _WORD
+        wide = rows * _WIDE * _WORD
+        return self.results[: rows * _WORD], self.results[first : first + wide], self.results[second : second + wide]
+
+    def free(self, backend: GpuBackend) -> None:
+        """Give the pinned memory back."""
+        del self.block
+        backend.free_pinned(self.staging)
+        backend.free_pinned(self.results)
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """A launched step. ``number`` counts launches from 0."""
+
+    number: int
+    ring: _Ring
+    step: CapturedStep
+    rows: int
+    logprobs: bool
+
+
+class Runner:
+    """Owns the pinned rings and the order of work on one stream.
+
+    ``steps`` are (bucket, captured step), each bound to the buffers of ``InputLayout(bucket)`` in the device block at ``inputs``.
+    ``states`` (slots, penalty, mask) are zeroed here; ``penalty`` is [rows, vocabulary] int32.
+    """
+
+    def __init__(
+        self, backend: GpuBackend, stream: Stream, steps: Sequence[tuple[Bucket, CapturedStep]], *, inputs: int,
+        states: Mapping[str, Buffer], vocab_size: int, results: Results,
+    ) -> None:  # fmt: skip
+        ordered = sorted(steps, key=lambda step: (step[0].tokens, step[0].max_query, step[0].sequences, step[0].rows))
+        layouts = [InputLayout(bucket) for bucket, _ in ordered]
+        self._backend = backend
+        self._stream = stream
+        self._steps = [(InputWriter(layout), step) for layout, (_, step) in zip(layouts, ordered, strict=True)]
+        self._inputs = inputs
+        self._penalty = states["penalty"]
+        self._vocab_size = vocab_size
+        self._results = results
+        self._launched = 0
+        self._collected = 0
+        nbytes = -(-max(layout.nbytes for layout in layouts) // _WORD) * _WORD
+        rows = max(bucket.rows for bucket, _ in ordered)
+        self._ring = [_Ring(backend, nbytes, rows) for _ in range(_DEPTH)]
+        for state in states.values():
+            backend.memset_async(state.address, 0, state.nbytes, stream)
+        backend.synchronize(stream)
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether a step goes on after ``launch`` has returned."""
+        return self._backend.capabilities.asynchronous
+
+    def launch(self, plan: StepPlan) -> Ticket:
+        """Begin a step in the smallest bucket that fits.
+
+        Raises EngineError when none does or two steps are in flight already, DeviceError when the device refuses.
+        """
+        ring = self._ring[self._launched % _DEPTH]
+        if ring.busy:
+            raise EngineError(f"step {self._launched} is launched", f"{_DEPTH} steps in flight have not been collected")
+        writer, step = self._choose(plan)
+        backend, stream, rows = self._backend, self._stream, len(plan.sample_row)
+        live = writer.write(plan, ring.block)
+        backend.copy_h2d_async(ring.staging[:live], self._inputs, stream)
+        row_bytes = self._vocab_size * _WORD
+        for row in plan.clear_penalty:
+            backend.memset_async(self._penalty.address + row * row_bytes, 0, row_bytes, stream)
+        step.launch(FORWARD, stream)
+        step.launch(SAMPLE, stream)
+        if rows:
+            sampled, values, ids = ring.views(rows)
+            backend.copy_d2h_async(step.activations[self._results.sampled].address, sampled, stream)
+            if plan.logprobs:
+                backend.copy_d2h_async(step.activations[self._results.logprob_values].address, values, stream)
+                backend.copy_d2h_async(step.activations[self._results.logprob_ids].address, ids, stream)
+        backend.record_event(ring.event, stream)
+        ring.busy = True
+        self._launched += 1
+        return Ticket(self._launched - 1, ring, step, rows, plan.logprobs)
+
+    def collect(self, ticket: Ticket) -> StepOutput:
+        """Wait for the oldest step in flight and read what it sampled. Raises EngineError for another ticket, DeviceError."""
+        if ticket.number != self._collected or not ticket.ring.busy:
+            raise EngineError(f"step {ticket.number} is collected", f"the oldest step in flight is {self._collected}")
+        self._backend.wait_event(ticket.ring.event)
+        sampled, values, ids = ticket.ring.views(ticket.rows)
+        output = StepOutput(
+            np.frombuffer(sampled, np.int32).tolist(), _alternatives(values, ids) if ticket.logprobs else None
+        )
+        ticket.ring.busy = False
+        self._collected += 1
+        return output
+
+    def read_logits(self, ticket: Ticket) -> npt.NDArray[np.float32]:
+        """The step's float32 logits [rows, vocabulary], copied while everything waits: for tests and the start-up check.
+
+        Raises EngineError when a later step was launched, which may have overwritten them.
+        """
+        if ticket.number != self._launched - 1:
+            raise EngineError(f"the logits of step {ticket.number} are gone", "a later step was launched")
+        self._backend.synchronize(self._stream)
+        logits = np.zeros((ticket.rows, self._vocab_size), np.float32)
+        if ticket.rows:
+            source = ticket.step.activations[self._results.logits].address
+            self._backend.copy_d2h(source, logits.data.cast("B"))
+        return logits
+
+    def close(self) -> None:
+        """Wait for the device, then destroy the graphs and free the pinned memory; the backend stays open."""
+        self._backend.synchronize(self._stream)
+        for _, step in self._steps:
+            step.destroy()
+        for ring in self._ring:
+            ring.free(self._backend)
+        self._steps, self._ring = [], []
+
+    def _choose(self, plan: StepPlan) -> tuple[InputWriter, CapturedStep]:
+        for writer, step in self._steps:
+            if writer.fits(plan):
+                return writer, step
+        largest = self._steps[-1][0].bucket if self._steps else None
+        raise EngineError(
+            f"no captured step holds {len(plan.token_ids)} tokens of {len(plan.row_slot)} sequences",
+            f"the longest query is {plan.max_query}, {len(plan.updates)} words change, and the largest bucket is {largest}",
+            "the buckets must cover the scheduler's limits",
+        )
+
+
+def _alternatives(values: memoryview, ids: memoryview) -> list[Alternatives]:
+    """Rows of [1 + MAX_TOP_LOGPROBS] as lists that end where the ids do, or hold one -1 when nothing was wanted."""
+    rows = np.frombuffer(ids, np.int32).reshape(-1, _WIDE)
+    floats = np.frombuffer(values, np.float32).reshape(-1, _WIDE)
+    result = []
+    for row, numbers in zip(rows, floats, strict=True):
+        length = max(1, int(np.count_nonzero(row >= 0)))
+        result.append(Alternatives(row[:length].tolist(), numbers[:length].tolist()))
+    return result

@@ -1,0 +1,113 @@
+"""The engine's end of the connection: greet, build, run; every way in which that can end is told to the other side."""
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+
+from atlas_core.engine.failures import to_failure
+from atlas_core.engine.loop import Closed, Engine, Inbox
+from atlas_core.engine.wire import VERSION, Configure, Frames, Message, check_hello, decode, encode
+from atlas_core.plugins.load import load
+from atlas_core.vocab.errors import AtlasError, EngineError
+from atlas_core.vocab.messages import Faulted, Hello, Progress
+
+Report = Callable[[Progress], None]
+Build = Callable[[bytes, Report], Engine]
+"""Makes the engine from encoded settings, on the thread that will run it, and reports how it goes. Raises AtlasError."""
+
+_CHUNK = 1 << 16
+
+
+def serve(
+    connection: socket.socket, *, closed: Callable[[], None], ready: Callable[[], None], build: Build | None = None
+) -> bool:
+    """Be the engine on ``connection`` until the other side goes away or a drain is done; False when something failed.
+
+    ``closed`` is called at once, on another thread, when the other side goes away; ``ready`` before requests are taken. ``build``
+    stands for the one that Configure names. Nothing is raised: the other side is told, if it is still there.
+    """
+    inbox: Inbox = SimpleQueue()
+    sender = _Sender(connection)
+    threading.Thread(target=_read, args=(connection, inbox, closed), name="atlas-read", daemon=True).start()
+    engine: Engine | None = None
+    try:
+        sender.send(Hello(VERSION))
+        check_hello(_next(inbox))
+        configuration = _configuration(_next(inbox))
+        engine = (build or load(configuration.build, "atlas-core"))(configuration.settings, sender.send)
+        ready()
+        sender.send(engine.info)
+        engine.run(inbox, sender.send)
+    except Exception as error:  # noqa: BLE001 - whatever ends the engine, its clients hear of it
+        sender.send(Faulted(to_failure(error)))
+        return False
+    else:
+        return True
+    finally:
+        if engine is not None:
+            with contextlib.suppress(AtlasError):
+                engine.close()  # after a fault the device may refuse, and its memory goes with the process
+        sender.close()
+
+
+class _Sender:
+    """Sends on a thread of its own, so that no step waits for the other side to read.
+
+    What piles up meanwhile is bounded by the running requests: a token is sent once, and they have a limit.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._frames: SimpleQueue[bytes | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="atlas-send", daemon=True)
+        self._thread.start()
+
+    def send(self, message: Message) -> None:
+        """Queue a message. Raises EngineError when it cannot be encoded."""
+        self._frames.put(encode(message))
+
+    def close(self) -> None:
+        """Send what is queued, then end the connection."""
+        self._frames.put(None)
+        self._thread.join()
+        with contextlib.suppress(OSError):  # the other side may have ended it already
+            self._connection.shutdown(socket.SHUT_RDWR)
+        self._connection.close()
+
+    def _run(self) -> None:
+        # When the other side is gone the reader finds out too, and ends the engine.
+        with contextlib.suppress(OSError):
+            while (frame := self._frames.get()) is not None:
+                self._connection.sendall(frame)
+
+
+def _read(connection: socket.socket, inbox: Inbox, closed: Callable[[], None]) -> None:
+    """Put every message into the inbox, and at the end Closed."""
+    frames = Frames()
+    error: AtlasError | None = None
+    try:
+        while data := connection.recv(_CHUNK):
+            for payload in frames.feed(data):
+                inbox.put(decode(payload))
+    except OSError:
+        pass  # a reset is an end like any other
+    except AtlasError as malformed:
+        error = malformed
+    inbox.put(Closed(error))
+    if error is None:
+        closed()
+
+
+def _next(inbox: Inbox) -> Message:
+    message = inbox.get()
+    if isinstance(message, Closed):
+        raise message.error or EngineError("the API process went away before the engine was ready", state="gone")
+    return message
+
+
+def _configuration(message: Message) -> Configure:
+    if not isinstance(message, Configure):
+        raise EngineError(f"{type(message).__name__} came instead of Configure", "the peer speaks another protocol")
+    return message
