@@ -4,6 +4,7 @@ import hashlib
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -66,9 +67,42 @@ def build_engine(settings: bytes, report: Report) -> Engine:
     return assemble(decode_settings(settings), discover(), report)
 
 
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A model on a device, before anybody asks it anything. ``close`` gives the device back."""
+
+    machine: Machine
+    model: Model
+    plan: StepPlan
+    tokenizer: Tokenizer
+    library: KernelLibrary
+    backend: GpuBackend
+    runner: Runner
+    limits: Limits
+    budget: Budget
+
+    def close(self) -> None:
+        """Release graphs and device; safe after a failure."""
+        self.runner.close()
+        self.backend.close()
+
+
 def assemble(settings: Settings, registry: Registry, report: Report) -> Engine:
-    """Build every part, in the order in which mistakes are cheapest to find."""
+    """A running engine. Raises AtlasError."""
     ledger = Ledger(report)
+    built = build(settings, registry, ledger)
+    limits = built.limits
+    info = Ready(
+        limits.max_seq_len, limits.layout.slots, limits.vocab_size, _fingerprint(registry, built), tuple(ledger.entries),
+        tuple((term.name, term.nbytes) for term in built.budget.terms),
+    )  # fmt: skip
+    return Engine(
+        runner=built.runner, scheduler=Scheduler(limits), text=built.tokenizer, eos=end_tokens(built.model), info=info
+    )
+
+
+def build(settings: Settings, registry: Registry, ledger: Ledger) -> Built:
+    """Build every part, in the order in which mistakes are cheapest to find, and check it with one step."""
     with ledger.phase("resolve"):
         machine = choose_machine(registry, settings.hardware)
         model = open_model(registry, settings, ledger.progress)
@@ -86,12 +120,7 @@ def assemble(settings: Settings, registry: Registry, report: Report) -> Engine:
         raise
     finally:
         model.checkpoint.close()
-    fingerprint = _fingerprint(registry, library, plan)
-    info = Ready(
-        limits.max_seq_len, limits.layout.slots, limits.vocab_size, fingerprint, tuple(ledger.entries),
-        tuple((term.name, term.nbytes) for term in budget.terms),
-    )  # fmt: skip
-    return Engine(runner=runner, scheduler=Scheduler(limits), text=tokenizer, eos=end_tokens(model), info=info)
+    return Built(machine, model, plan, tokenizer, library, backend, runner, limits, budget)
 
 
 def open_backend(machine: Machine, model: Model, settings: Settings) -> tuple[GpuBackend, KernelLibrary]:
@@ -171,9 +200,10 @@ def end_tokens(model: Model) -> tuple[int, ...]:
     return tuple(dict.fromkeys((*model.spec.eos_token_ids, *more)))
 
 
-def _fingerprint(registry: Registry, library: KernelLibrary, plan: StepPlan) -> str:
+def _fingerprint(registry: Registry, built: Built) -> str:
     """Twelve hex digits over whatever may change the text: plugins, binaries, weights' storage, choices."""
-    parts: list[Any] = [registry.identity(), library.digest(), plan.settings.model, plan.settings.numerics]
+    plan = built.plan
+    parts: list[Any] = [registry.identity(), built.library.digest(), plan.settings.model, plan.settings.numerics]
     parts += [sorted((name, layout.name) for name, layout in plan.weights.items())]
     parts += [(key, packed.name) for key, packed in plan.choices.packings.items()]
     return f"fp_{hashlib.sha256(repr(parts).encode()).hexdigest()[:12]}"
