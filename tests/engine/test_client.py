@@ -47,6 +47,11 @@ async def answer(client, item):
     return [t for d in deltas for t in d.tokens], "".join(d.text for d in deltas), last.finish, last.stop
 
 
+async def to_the_end(stream, received):
+    async for delta in stream:
+        received.append(delta)
+
+
 async def until(condition, seconds=5.0):
     deadline = time.monotonic() + seconds
     while not condition():
@@ -154,8 +159,7 @@ def test_a_killed_engine_fails_every_stream_at_once(child_path):
 
         async def fate(stream):
             with pytest.raises(EngineError) as caught:
-                while True:
-                    await anext(stream)
+                await to_the_end(stream, [])
             return caught.value
 
         fates = [asyncio.create_task(fate(stream)) for stream in streams]
@@ -245,12 +249,10 @@ def test_a_slow_consumer_is_aborted_and_slows_nobody():
             await anext(slow)
             assert await answer(client, request("quick", **LONG)) == expected(request("quick", **LONG))
             await until(lambda: client.gauges.running == 0)
-            received = 0
+            received = []
             with pytest.raises(RequestError, match="not read in time") as caught:
-                while True:
-                    await anext(slow)
-                    received += 1
-            assert received == 5
+                await to_the_end(slow, received)
+            assert len(received) == 5
             assert caught.value.code == "slow_client"
 
     asyncio.run(scenario())

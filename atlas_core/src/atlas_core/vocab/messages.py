@@ -27,7 +27,7 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Refuse new requests, finish the running ones, then end."""
+    """Refuse new requests, finish the running ones, abort what is left after ``deadline`` seconds, then end."""
 
     deadline: float
 

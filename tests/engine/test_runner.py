@@ -1,0 +1,251 @@
+"""The runner over the null device: what its graphs find in device memory is read back into a plan and run by the scripted device."""
+
+from collections import deque
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from scripted import VOCAB, ScriptedDevice
+from scripted_engine import LIMITS, alternatives, expected, make_engine
+from test_loop import Session, request
+
+from atlas_core.contracts.ops import Buffer
+from atlas_core.engine.inputs import InputLayout, InputWriter
+from atlas_core.engine.runner import Results, Runner
+from atlas_core.model.planner import Bucket
+from atlas_core.ops.step import Count, Word
+from atlas_core.runtime.null import Injection, NullBackend
+from atlas_core.scheduler.scheduler import Scheduler
+from atlas_core.vocab.errors import DeviceError, EngineError
+from atlas_core.vocab.sampling import MAX_TOP_LOGPROBS
+
+WIDE = 1 + MAX_TOP_LOGPROBS
+RESULTS = Results("sampled", "logprob_values", "logprob_ids", "logits")
+
+
+@dataclass
+class Machine:
+    """A null device with graphs that read their inputs from device memory, as kernels do."""
+
+    asynchronous: bool = False
+    limits: object = LIMITS
+    fail_at: int | None = None
+    used: list = field(default_factory=list)
+    captured: list = field(default_factory=list)
+
+    def __post_init__(self):
+        limits = self.limits
+        self.backend = NullBackend(
+            asynchronous=self.asynchronous,
+            injection=Injection(fail_at=self.fail_at, sticky=True, on_graph=self._on_graph),
+        )
+        slots = limits.layout.slots
+        self.buckets = [
+            Bucket(limits.max_step_tokens, slots, slots, limits.max_updates, limits.max_prefill_tokens),
+            *(Bucket(rows, rows, rows, limits.max_updates, 1) for rows in (1, slots)),
+        ]
+        self.device = ScriptedDevice(limits)
+        self.stream = self.backend.create_stream()
+        self.base = self._alloc(max(InputLayout(bucket).nbytes for bucket in self.buckets)).address
+        self.states = {
+            "slots": self._alloc(4 * limits.layout.words),
+            "penalty": self._alloc(4 * VOCAB * limits.penalty_rows),
+            "mask": self._alloc(8 * slots),
+        }
+        for state in self.states.values():
+            self.array(state)[:] = 77
+        self.activations = {
+            "sampled": self._alloc(4 * slots),
+            "logprob_values": self._alloc(4 * slots * WIDE),
+            "logprob_ids": self._alloc(4 * slots * WIDE),
+            "logits": self._alloc(4 * slots * VOCAB),
+        }
+        self.graphs = {}
+        self.runner = Runner(
+            self.backend,
+            self.stream,
+            [(bucket, self._capture(bucket)) for bucket in self.buckets],
+            inputs=self.base,
+            states=self.states,
+            vocab_size=VOCAB,
+            results=RESULTS,
+        )
+        assert all((self.array(state) == 0).all() for state in self.states.values())
+
+    def _alloc(self, nbytes):
+        return Buffer(self.backend.alloc(max(4, nbytes)), nbytes)
+
+    def array(self, buffer, dtype=np.int32):
+        return np.frombuffer(self.backend.view(buffer.address, buffer.nbytes), dtype)
+
+    def _capture(self, bucket):
+        graphs = {}
+        for segment in ("forward", "sample"):
+            self.backend.begin_capture(self.stream)
+            graphs[segment] = self.backend.end_capture(self.stream)
+            self.graphs[graphs[segment].number] = bucket, segment
+            self.captured.append(graphs[segment])
+
+        def destroy():
+            for graph in graphs.values():
+                self.backend.destroy_graph(graph)
+
+        return SimpleNamespace(
+            activations=self.activations,
+            launch=lambda s, stream: self.backend.launch_graph(graphs[s], stream),
+            destroy=destroy,
+        )
+
+    def _on_graph(self, graph):
+        bucket, segment = self.graphs[graph.number]
+        if segment == "forward":
+            self.pending = bucket
+            return
+        assert self.pending == bucket
+        self._step(bucket)
+
+    def _step(self, bucket):
+        self.used.append(bucket)
+        inputs = {name: self.array(buffer) for name, buffer in InputLayout(bucket).buffers(self.base).items()}
+        tokens, sequences, rows, updates = (
+            int(inputs["counts"][c]) for c in (Count.TOKENS, Count.SEQUENCES, Count.ROWS, Count.UPDATES)
+        )
+        cu_q = inputs["cu_q"][: sequences + 1].tolist()
+        plan = SimpleNamespace(
+            sequences=[None] * sequences,
+            row_slot=inputs["row_slot"][:sequences].tolist(),
+            token_ids=inputs["token_ids"][:tokens].tolist(),
+            cu_q=cu_q,
+            logits_rows=inputs["logits_rows"][:rows].tolist(),
+            sample_row=inputs["sample_row"][:rows].tolist(),
+            updates=inputs["updates"][: 2 * updates].reshape(-1, 2).tolist(),
+            clear_penalty=[],
+            max_query=int(np.diff(cu_q).max()),
+        )
+        # The scripted device keeps counts of its own; what the runner cleared in device memory is cleared there too.
+        penalty = self.array(self.states["penalty"]).reshape(-1, VOCAB)
+        plan.clear_penalty = [row for row in range(len(penalty)) if not penalty[row].any()]
+        sampled = self.device.run(plan)
+        penalty[[row for row, counts in self.device.penalty.items() if counts]] = 1
+        self.array(self.activations["sampled"])[:rows] = sampled
+        ids = self.array(self.activations["logprob_ids"]).reshape(-1, WIDE)
+        values = self.array(self.activations["logprob_values"], np.float32).reshape(-1, WIDE)
+        logits = self.array(self.activations["logits"], np.float32).reshape(-1, VOCAB)
+        ids[:], values[:] = -1, 0
+        for row, token in enumerate(sampled):
+            wanted = self.device.slots[self.limits.layout.word(plan.row_slot[plan.sample_row[row]], Word.LOGPROBS)]
+            entry = alternatives(token, wanted)
+            ids[row, : len(entry.ids)] = entry.ids
+            values[row, : len(entry.ids)] = entry.values
+            logits[row] = np.arange(VOCAB) == token
+
+
+def items():
+    return [
+        request(
+            str(i), range(i, 3 * i + 1), max_tokens=12 + i, seed=i, logprobs=i % 3 if i % 2 else None,
+            presence_penalty=float(i % 2), logit_bias=((i, -5.0),),
+        )
+        for i in range(9)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_what_plans_say_is_what_the_device_runs(asynchronous):
+    machine = Machine(asynchronous=asynchronous)
+    session = Session(engine=make_engine(runner=machine.runner))
+    session.send(*items())
+    session.run()
+    for item in items():
+        assert session.answer(item.id) == expected(item)
+        for delta in session.deltas(item.id):
+            for position, token in zip(delta.logprobs, delta.tokens, strict=False):
+                want = alternatives(token, item.sampling.logprobs)
+                assert [position.chosen.id, *(entry.id for entry in position.top)] == want.ids
+                assert [position.chosen.logprob, *(entry.logprob for entry in position.top)] == want.values
+    assert set(machine.used) == set(machine.buckets)
+    assert machine.device.steps == session.results[-1].gauges.steps
+
+
+def plans(count):
+    scheduler = Scheduler(LIMITS)
+    scheduler.submit(request("a", max_tokens=9), seed=7, stop_ids=())
+    return [scheduler.schedule() for _ in range(count)]
+
+
+def test_the_smallest_bucket_that_fits_is_taken():
+    machine = Machine()
+    for plan in plans(3):
+        machine.runner.collect(machine.runner.launch(plan))
+    assert [bucket.tokens for bucket in machine.used] == [LIMITS.max_step_tokens, 1, 1]
+
+
+def test_logits_are_those_of_the_last_step():
+    machine = Machine(asynchronous=True)
+    first, second, third = plans(3)
+    ticket = machine.runner.launch(first)
+    logits = machine.runner.read_logits(ticket)
+    (token,) = machine.runner.collect(ticket).sampled
+    assert np.array_equal(logits, (np.arange(VOCAB) == token)[None].astype(np.float32))
+    ticket = machine.runner.launch(second)
+    machine.runner.launch(third)
+    with pytest.raises(EngineError, match="are gone"):
+        machine.runner.read_logits(ticket)
+
+
+def test_steps_are_collected_in_order_and_at_most_two_are_in_flight():
+    machine = Machine(asynchronous=True)
+    first, second, third = plans(3)
+    tickets = deque(machine.runner.launch(plan) for plan in (first, second))
+    with pytest.raises(EngineError, match="have not been collected"):
+        machine.runner.launch(third)
+    with pytest.raises(EngineError, match="oldest step in flight is 0"):
+        machine.runner.collect(tickets[1])
+    machine.runner.collect(tickets[0])
+    with pytest.raises(EngineError, match="oldest step in flight is 1"):
+        machine.runner.collect(tickets[0])
+    tickets.append(machine.runner.launch(third))
+    got = [machine.runner.collect(ticket).sampled[0] for ticket in list(tickets)[1:]]
+    assert got == expected(request("a", max_tokens=9))[0][1:3]
+
+
+def test_a_step_that_no_bucket_holds_is_an_error_that_says_so():
+    machine = Machine()
+    (plan,) = plans(1)
+    with pytest.raises(EngineError, match="no captured step holds 99 tokens"):
+        machine.runner.launch(replace(plan, token_ids=(1,) * 99, cu_q=(0, 99)))
+
+
+def test_a_lost_device_is_not_hidden():
+    machine = Machine(fail_at=3)
+    first, second = plans(2)
+    machine.runner.collect(machine.runner.launch(first))
+    with pytest.raises(DeviceError) as caught:
+        machine.runner.launch(second)
+    assert caught.value.sticky
+
+
+def test_only_what_is_live_is_copied():
+    bucket = Bucket(8, 4, 4, 100, 8)
+    layout = InputLayout(bucket)
+    offsets = layout.offsets
+    assert [*offsets] == ["counts", "cu_q", "row_slot", "logits_rows", "sample_row", "token_ids", "updates"]
+    assert [*offsets.values()] == [0, 64, 128, 192, 256, 320, 384]
+    assert layout.nbytes == 384 + 800
+    assert layout.buffers(4096)["token_ids"] == Buffer(4096 + 320, 32)
+    writer = InputWriter(layout)
+    block = np.full(layout.nbytes // 4, 99, np.int32)
+    (plan,) = plans(1)
+    assert writer.write(plan, block) == 384 + 8 * len(plan.updates)
+    assert block[96 + 2 * len(plan.updates)] == 99
+
+
+def test_closing_gives_everything_back():
+    machine = Machine()
+    assert len(machine.captured) == 6
+    machine.runner.close()
+    assert not machine.backend._pinned
+    for graph in machine.captured:
+        with pytest.raises(DeviceError, match="was destroyed"):
+            machine.backend.launch_graph(graph, machine.stream)
