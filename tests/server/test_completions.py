@@ -17,7 +17,9 @@ def test_text_and_ids_are_the_same_prompt(serve, kit):
 
 @pytest.mark.parametrize("prompt", [["a", "bc"], [[1, 2], [3]]])
 def test_several_prompts(serve, kit, prompt):
-    server = serve(kit.engine(answer=lambda request: kit.deltas(request, f"{len(request.prompt)} {request.sampling.seed}")))
+    server = serve(
+        kit.engine(answer=lambda request: kit.deltas(request, f"{len(request.prompt)} {request.sampling.seed}"))
+    )
     body = server.complete(prompt=prompt, n=2, seed=5, return_token_ids=True, echo=True).json()
     sizes = [2, 3] if prompt[0] == "a" else [2, 1]
     echoes = ["a", "bc"] if prompt[0] == "a" else ["\x01\x02", "\x03"]
@@ -32,12 +34,18 @@ def test_several_prompts(serve, kit, prompt):
     assert body["usage"]["prompt_tokens"] == sum(sizes)
 
 
-@pytest.mark.parametrize("more", [{}, {"echo": True}, {"logprobs": 3}, {"return_token_ids": True, "n": 2}, {"stop": "two"}])
+@pytest.mark.parametrize(
+    "more", [{}, {"echo": True}, {"logprobs": 3}, {"return_token_ids": True, "n": 2}, {"stop": "two"}]
+)
 def test_a_stream_says_the_same(serve, kit, more):
     server = serve()
     whole = server.complete(**more).json()["choices"]
     streamed = [
-        {"text": "", "token_ids": [], "logprobs": {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}}
+        {
+            "text": "",
+            "token_ids": [],
+            "logprobs": {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []},
+        }
         for _ in whole
     ]
     for payload in kit.events(server.complete(stream=True, **more).text)[:-1]:

@@ -3,9 +3,9 @@ import re
 
 import pytest
 
-from atlas_core.server.errors import TABLE, answer_to, error_headers, error_object, from_failure
-from atlas_core.vocab.errors import AtlasError, CheckpointError, DeviceError, EngineError, RequestError
-from atlas_core.vocab.messages import Delta, Failure
+from atlas_core.server.errors import TABLE, answer_to, error_headers, error_object
+from atlas_core.vocab.errors import AtlasError, DeviceError, EngineError, RequestError
+from atlas_core.vocab.messages import Delta
 
 BAD = [
     b'{"model":"m","messages":[{"role":"user","content":"hi"}],}', b'{"model":"m"', b"", b"[]", b'"x"', b'{"a":"\xff"}',
@@ -37,7 +37,9 @@ def test_a_body_over_the_limit(serve):
             yield b"x" * 1000
 
     assert server.http.post("/v1/chat/completions", content=chunks()).status_code == 413
-    assert server.http.post("/v1/chat/completions", content=b"{}", headers={"content-encoding": "gzip"}).status_code == 400
+    assert (
+        server.http.post("/v1/chat/completions", content=b"{}", headers={"content-encoding": "gzip"}).status_code == 400
+    )
     assert server.chat().status_code == 200
 
 
@@ -68,8 +70,10 @@ def test_a_defect_gives_500_with_a_request_id_and_no_trace(serve, kit, caplog, m
 
 
 def test_the_engines_refusal_keeps_its_field_and_becomes_a_status_for_streams_too(serve, kit):
-    failure = Failure("RequestError", "no", "because", "do", "invalid", "logit_bias", "pool_too_small")
-    server = serve(kit.engine(answer=lambda request: [Delta(request.id, finish="error", error=failure)]))
+    def refuse(request):
+        raise RequestError("no", "because", "do", field="logit_bias", code="pool_too_small")
+
+    server = serve(kit.engine(answer=refuse))
     for stream in (False, True):
         response = server.chat(stream=stream)
         assert response.status_code == 400
@@ -79,14 +83,12 @@ def test_the_engines_refusal_keeps_its_field_and_becomes_a_status_for_streams_to
 
 
 @pytest.mark.parametrize("choices", [1, 2])
-@pytest.mark.parametrize("way", ["raise", "delta", "abort", "silence"])
+@pytest.mark.parametrize("way", ["raise", "abort", "silence"])
 def test_a_stream_that_breaks_says_so_and_ends(serve, kit, way, choices):
     def breaking(request):
         yield from kit.deltas(request)[:6]
         if way == "raise":
             raise EngineError("the engine died", "killed", "", state="gone")
-        if way == "delta":
-            yield Delta(request.id, finish="error", error=Failure("DeviceError", "lost"))
         if way == "abort":
             yield Delta(request.id, finish="abort")
 
@@ -103,7 +105,9 @@ def test_request_ids(serve):
     server = serve()
     assert server.http.get("/version", headers={"x-request-id": "my-id.1:a_B"}).headers["x-request-id"] == "my-id.1:a_B"
     for bad in ("two words", "x" * 129, "a=b"):
-        assert re.fullmatch("req_[0-9a-f]{32}", server.http.get("/version", headers={"x-request-id": bad}).headers["x-request-id"])
+        assert re.fullmatch(
+            "req_[0-9a-f]{32}", server.http.get("/version", headers={"x-request-id": bad}).headers["x-request-id"]
+        )
     assert server.chat().headers["x-request-id"] != server.chat().headers["x-request-id"]
 
 
@@ -111,9 +115,10 @@ def test_every_row_makes_a_whole_answer():
     assert {row.status for row in TABLE.values()} == {400, 401, 404, 413, 429, 500, 503}
     for name, row in TABLE.items():
         kind, _, word = name.partition(".")
-        error = {"RequestError": lambda w=word: RequestError("w", kind=w), "EngineError": lambda w=word: EngineError("w", state=w)}.get(
-            kind, lambda: AtlasError("w")
-        )()
+        error = {
+            "RequestError": lambda w=word: RequestError("w", kind=w),
+            "EngineError": lambda w=word: EngineError("w", state=w),
+        }.get(kind, lambda: AtlasError("w"))()
         assert answer_to(error) == row
         assert error_object(error)["error"]["type"] == row.type
         # SDKs retry every 429 and 5xx: each says when, or that it is of no use, but for defects.
@@ -125,14 +130,3 @@ def test_the_errors_own_delay_and_code_win():
     answer = answer_to(RequestError("busy", kind="overloaded", retry_after=2.2, code="queue_full"))
     assert (answer.status, answer.code, error_headers(answer)["retry-after"]) == (429, "queue_full", "3")
     assert answer_to(DeviceError("lost")).status == 500
-
-
-def test_failures_become_errors_again():
-    found = from_failure(Failure("RequestError", "a", "b", "c", "overloaded", "f", "code", 3.0))
-    assert isinstance(found, RequestError)
-    assert (found.what, found.kind, found.field, found.code, found.retry_after) == ("a", "overloaded", "f", "code", 3.0)
-    assert type(from_failure(Failure("CheckpointError", "a"))) is CheckpointError
-    assert type(from_failure(Failure("Any", "a"))) is type(from_failure(Failure("MAX", "a"))) is AtlasError
-    engine = from_failure(Failure("EngineError", "a", kind="draining"))
-    assert isinstance(engine, EngineError)
-    assert engine.state == "draining"

@@ -15,7 +15,11 @@ from atlas_core.vocab.messages import Progress
 
 def samples(server):
     text = server.http.get("/metrics").text
-    return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in text.splitlines() if not line.startswith("#")}
+    return {
+        line.rpartition(" ")[0]: float(line.rpartition(" ")[2])
+        for line in text.splitlines()
+        if not line.startswith("#")
+    }
 
 
 def test_loading_then_ready(serve, kit):
@@ -24,7 +28,7 @@ def test_loading_then_ready(serve, kit):
 
     async def bring_up(on_progress):
         on_progress(Progress("weights", 3, 10, "layer 1"))
-        while not go:
+        while not go:  # noqa: ASYNC110 set by another thread
             await asyncio.sleep(0.005)
         return Service(engine, kit.model())
 
@@ -32,7 +36,10 @@ def test_loading_then_ready(serve, kit):
     kit.until(lambda: server.http.get("/health").json()["progress"]["phase"] == "weights")
     health = server.http.get("/health")
     assert health.status_code == 503
-    assert health.json() == {"status": "loading", "progress": {"phase": "weights", "done": 3, "total": 10, "note": "layer 1"}}
+    assert health.json() == {
+        "status": "loading",
+        "progress": {"phase": "weights", "done": 3, "total": 10, "note": "layer 1"},
+    }
     assert server.http.get("/live").status_code == 200
     for response in (server.chat(stream=True), server.complete(), server.http.get("/v1/models")):
         assert (response.status_code, response.json()["error"]["code"]) == (503, "loading")
@@ -86,7 +93,11 @@ def test_models(serve):
 
 def test_model_names_in_requests(serve):
     server = serve()
-    assert [server.chat(model=name).json()["model"] for name in ("org/tiny", "gpt-x", None)] == ["org/tiny", "tiny", "tiny"]
+    assert [server.chat(model=name).json()["model"] for name in ("org/tiny", "gpt-x", None)] == [
+        "org/tiny",
+        "tiny",
+        "tiny",
+    ]
     strict = serve(strict_model=True)
     assert strict.chat(model="org/tiny").status_code == 200
     response = strict.chat(model="gpt-x")
@@ -102,7 +113,9 @@ def test_tokenize_and_back(serve, kit):
     post = server.http.post
     body = post("/tokenize", json={"prompt": "hé<eos>"}).json()
     assert body == {"tokens": [kit.bos, *"hé".encode(), kit.eos], "count": 5, "max_model_len": 512}
-    assert post("/tokenize", json={"content": "<eos>", "add_special": False, "parse_special": False}).json()["tokens"] == [*b"<eos>"]
+    assert post("/tokenize", json={"content": "<eos>", "add_special": False, "parse_special": False}).json()[
+        "tokens"
+    ] == [*b"<eos>"]
     turns = [{"role": "user", "content": "hi"}]
     ids = post("/tokenize", json={"messages": turns}).json()["tokens"]
     assert server.chat(messages=turns, return_token_ids=True).json()["prompt_token_ids"] == ids
@@ -125,7 +138,11 @@ def test_metrics(serve, kit):
     assert found[f'atlas_requests_total{{{chat},status="200"}}'] == 2
     assert found[f'atlas_requests_total{{{chat},status="400"}}'] == 1
     assert found['atlas_requests_total{endpoint="other",status="404"}'] == 1
-    assert found['atlas_sequences_finished_total{reason="stop"}'] == found['atlas_sequences_finished_total{reason="length"}'] == 1
+    assert (
+        found['atlas_sequences_finished_total{reason="stop"}']
+        == found['atlas_sequences_finished_total{reason="length"}']
+        == 1
+    )
     assert found["atlas_prompt_tokens_total"] == 2 * len(b"[user]hi\n[assistant]")
     assert found["atlas_cached_tokens_total"] == 2
     assert found["atlas_generation_tokens_total"] == made + 3

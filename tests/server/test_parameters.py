@@ -18,7 +18,9 @@ def params(defaults=None, **body):
 
 def test_nothing_said_is_neutral():
     assert params() == SamplingParams()
-    nulls = dict.fromkeys(("temperature", "top_p", "seed", "stop", "max_tokens", "logit_bias", "n", "stream", "tools", "logprobs"))
+    nulls = dict.fromkeys(
+        ("temperature", "top_p", "seed", "stop", "max_tokens", "logit_bias", "n", "stream", "tools", "logprobs")
+    )
     assert params(**nulls) == SamplingParams()
 
 
@@ -34,14 +36,23 @@ def test_everything_said():
 
 
 def test_precedence():
-    config = {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "max_new_tokens": 5, "eos_token_id": [1, 2], "do_sample": True}
+    config = {
+        "temperature": 0.6,
+        "top_p": 0.95,
+        "top_k": 20,
+        "max_new_tokens": 5,
+        "eos_token_id": [1, 2],
+        "do_sample": True,
+    }
     defaults = sampling_defaults(config, {"top_p": 0.5})
     assert defaults == {"temperature": 0.6, "top_p": 0.5, "top_k": 20}
     found = params(defaults, temperature=0)
     assert (found.temperature, found.top_p, found.top_k, found.min_p) == (0.0, 0.5, 20, 0.0)
 
 
-@pytest.mark.parametrize("config", [{"top_p": 1.5}, {"temperature": "0.6"}, {"top_k": True}, {"repetition_penalty": 0.0}])
+@pytest.mark.parametrize(
+    "config", [{"top_p": 1.5}, {"temperature": "0.6"}, {"top_k": True}, {"repetition_penalty": 0.0}]
+)
 def test_a_bad_generation_config(config):
     with pytest.raises(CheckpointError, match=next(iter(config))):
         sampling_defaults(config, {})
@@ -55,7 +66,7 @@ def test_top_k_edges(asked, meant):
 @pytest.mark.parametrize("body", [{"top_p": 0}, {"top_p": 1}, {"top_p": 1e-9}, {"min_p": 0}, {"min_p": 1}, {"temperature": 1e-7},
                                   {"seed": 2**63 - 1}, {"seed": -(2**63)}, {"seed": 2**32 + 1}])  # fmt: skip
 def test_edges_that_are_accepted(body):
-    (name, value), = body.items()
+    ((name, value),) = body.items()
     assert getattr(params(**body), name) == value
 
 

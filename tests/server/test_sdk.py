@@ -25,7 +25,9 @@ def test_chat(client, kit):
 
 
 def test_chat_stream_helper(client, kit):
-    with client.chat.completions.stream(model="tiny", messages=MESSAGES, stream_options={"include_usage": True}) as stream:
+    with client.chat.completions.stream(
+        model="tiny", messages=MESSAGES, stream_options={"include_usage": True}
+    ) as stream:
         text = "".join(event.delta for event in stream if event.type == "content.delta")
         final = stream.get_final_completion()
     assert text == final.choices[0].message.content == kit.answer
@@ -53,8 +55,14 @@ def test_models(client):
 
 def test_errors(client):
     with pytest.raises(openai.BadRequestError) as caught:
-        client.chat.completions.create(model="tiny", messages=MESSAGES, tools=[{"type": "function", "function": {"name": "f"}}])
-    assert (caught.value.param, caught.value.code, caught.value.type) == ("tools", "unsupported_parameter", "invalid_request_error")
+        client.chat.completions.create(
+            model="tiny", messages=MESSAGES, tools=[{"type": "function", "function": {"name": "f"}}]
+        )
+    assert (caught.value.param, caught.value.code, caught.value.type) == (
+        "tools",
+        "unsupported_parameter",
+        "invalid_request_error",
+    )
     with pytest.raises(openai.AuthenticationError) as caught, client.with_options(api_key="no") as stranger:
         stranger.models.list()
     assert caught.value.code == "invalid_api_key"

@@ -6,9 +6,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from atlas_core.vocab import errors
 from atlas_core.vocab.errors import AtlasError, EngineError, RequestError
-from atlas_core.vocab.messages import Failure
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,17 +77,3 @@ def one_line(error: AtlasError) -> str:
 def internal_error(request_id: str) -> AtlasError:
     """What a client learns of a defect of the server: nothing but where to look."""
     return AtlasError("the server failed on this request", "", f"its log has the details under request id {request_id}")
-
-
-def from_failure(failure: Failure) -> AtlasError:
-    """The error that the engine sent as a value."""
-    if failure.type == "RequestError":
-        return RequestError(
-            failure.what, failure.why, failure.cure, kind=failure.kind or "invalid", field=failure.field,
-            code=failure.code, retry_after=failure.retry_after,
-        )  # fmt: skip
-    if failure.type == "EngineError":
-        return EngineError(failure.what, failure.why, failure.cure, state=failure.kind or "faulted")
-    kind = getattr(errors, failure.type, None)
-    known = isinstance(kind, type) and issubclass(kind, AtlasError)
-    return (kind if known else AtlasError)(failure.what, failure.why, failure.cure)  # type: ignore[misc]

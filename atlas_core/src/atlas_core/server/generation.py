@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Send
 
-from atlas_core.server.errors import error_object, from_failure, internal_error
+from atlas_core.server.errors import error_object, internal_error
 from atlas_core.server.faces import ChunkWriter
 from atlas_core.server.limits import Places
 from atlas_core.server.metrics import Metrics
@@ -155,9 +155,6 @@ async def _checked(
     reason = "abort"
     try:
         async for delta in stream:
-            if delta.error is not None:
-                reason = "error"
-                raise from_failure(delta.error)
             if delta.finish in ("abort", "error"):
                 reason = delta.finish
                 raise EngineError(

@@ -24,6 +24,7 @@ class Lifecycle:
     def __init__(self, bring_up: BringUp, reporter: Reporter) -> None:
         self._bring_up = bring_up
         self._reporter = reporter
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
         self._service: Service | None = None
         self._draining = False
@@ -55,6 +56,7 @@ class Lifecycle:
 
     def start(self, url: str, failed: Callable[[], None]) -> None:
         """Begin to bring up; ``failed`` is called if that comes to nothing, with ``error`` set before."""
+        self._loop = asyncio.get_running_loop()
         self._task = asyncio.create_task(self._run(url, failed))
 
     async def drain(self, seconds: float, emptied: Awaitable[object]) -> None:
@@ -95,6 +97,10 @@ class Lifecycle:
         self._reporter.ready(url, self._service.engine.info)
 
     def _on_progress(self, progress: Progress) -> None:
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._tell, progress)
+
+    def _tell(self, progress: Progress) -> None:
         self.progress = progress
         self._reporter.progress(progress)
 

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from atlas_core.settings import Settings
+
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
@@ -18,3 +20,8 @@ class ServerOptions:
     ping_interval: float = 10.0
     strict_model: bool = False
     json_logs: bool = False
+
+    @classmethod
+    def of(cls, settings: Settings) -> "ServerOptions":
+        """The server's part of the settings."""
+        return cls(settings.api_key, settings.max_queue, settings.max_body, settings.drain_timeout)

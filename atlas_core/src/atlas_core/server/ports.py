@@ -26,7 +26,7 @@ class Engine(Protocol):
         ...
 
     def generate(self, request: Generate, /) -> AsyncGenerator[Delta, None]:
-        """Deltas of one sequence; the last has ``finish``. Raises AtlasError, or ends with a delta that has ``error``.
+        """Deltas of one sequence; the last has ``finish``. Raises AtlasError when it fails.
 
         Closing the generator, or cancelling who waits for it, aborts the request.
         """
@@ -89,9 +89,13 @@ class Service:
 
 
 OnProgress = Callable[[Progress], None]
+"""May be called on any thread."""
 
 BringUp = Callable[[OnProgress], Awaitable[Service]]
-"""Loads everything; cancelled when the server is told to end meanwhile, and must clean up then. Raises AtlasError."""
+"""Loads everything; cancelled when the server is told to end meanwhile, and must clean up then. Raises AtlasError.
+
+It runs on the event loop, which answers /health meanwhile: what blocks belongs into ``background.in_background``.
+"""
 
 
 class Reporter(Protocol):
