@@ -6,6 +6,7 @@ from atlas_core.contracts.backend import Launch
 from atlas_core.contracts.ops import BindContext, KVLayout, OpImplementation, OpNeed
 from atlas_core.vocab.dtype import DType
 from atlas_core.vocab.kernel import Arg, Geometry, f32, i32, ptr
+from atlas_core.vocab.verdict import Verdict
 from atlas_nvidia.implementations.base import VECTOR, Implementation, addresses, not_bf16, not_fast, spread
 
 LAYOUT = "hnd_bf16"
@@ -86,10 +87,12 @@ class _Attention(_Cached):
 
 
 class Decode(_Attention):
-    """One query a sequence, for one head size and up to ``group`` query heads a cluster."""
+    """One query a sequence, for one head size and up to ``group`` query heads a cluster.
+
+    The smallest group that takes all query heads of a key head ranks highest; the others would idle or read keys twice.
+    """
 
     entry = "paged_decode"
-    rank = 20
 
     def __init__(self, head_dim: int, group: int) -> None:
         self.head_dim, self.group = head_dim, group
@@ -97,14 +100,19 @@ class Decode(_Attention):
         self.module = "paged_decode" if (head_dim, group) == (128, 4) else self.name
         super().__init__()
 
+    def supports(self, need: OpNeed) -> Verdict:
+        """See OpImplementation. The rank depends on the number of query heads a key head."""
+        reasons = self.refusals(need)
+        if reasons:
+            return Verdict.no(*reasons)
+        best = best_group(need.attrs["q_heads"] // need.attrs["kv_heads"]) == self.group
+        return Verdict.yes(40 if best else 20 + GROUPS.index(self.group))
+
     def refusals(self, need: OpNeed) -> list[str]:
         """See Implementation."""
         reasons = super().refusals(need)
-        heads = need.attrs["q_heads"] // need.attrs["kv_heads"]
         if need.attrs["head_dim"] != self.head_dim:
             reasons.append(f"it is for heads of {self.head_dim}, not {need.attrs['head_dim']}")
-        if best_group(heads) != self.group:
-            reasons.append(f"{heads} query heads a key head are served {best_group(heads)} at a time")
         if need.max_query != 1:
             reasons.append(f"sequences bring up to {need.max_query} tokens, and it takes one")
         return reasons

@@ -1,0 +1,271 @@
+# ruff: noqa: T201, INP001 -- a script that prints
+"""A whole decode step of a dense model on one GPU, with made-up weights: tokens a second, and microseconds by node.
+
+    python bench/gpu/decode_step.py CONFIG.json [--context 1024] [--batch 1] [--hardware hopper --arch sm_90a]
+
+The step is recorded by the model plugin, planned, captured as two graphs and replayed as the engine does. Before it is timed, a prompt
+is read twice, once by a prefill step and once token by token, and the logits must agree: a figure without that is void.
+Needs built kernels; works from a checkout without installed plugins.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from atlas_core.contracts.declarations import KernelRoot
+from atlas_core.contracts.ops import BindContext, Buffer
+from atlas_core.engine.inputs import InputLayout
+from atlas_core.engine.runner import Results, Runner
+from atlas_core.kernels.library import KernelLibrary
+from atlas_core.kernels.scan import scan
+from atlas_core.model.arena import place
+from atlas_core.model.builder import StepLayout, record
+from atlas_core.model.matching import Pattern
+from atlas_core.model.planner import Bucket, Choices, Context, PlannedSegment, plan
+from atlas_core.ops.primitives import PRIMITIVES
+from atlas_core.ops.step import SlotLayout, Word
+from atlas_core.runtime.bound import StepMemory, bind_step
+from atlas_core.runtime.loader import weight_copies
+from atlas_core.scheduler.plan import StepPlan
+from atlas_core.vocab.dtype import DType
+from atlas_core.vocab.layout import plain
+from atlas_core.vocab.target import Target
+from atlas_model_llama.loader import LlamaLoader
+from atlas_nvidia.backend import CudaBackend, open_backend
+from atlas_nvidia.fused import fused_ops
+from atlas_nvidia.implementations import implementations
+
+PAGE_TOKENS = 64
+PROMPT = 200
+RANDOM_BYTES = 64 << 20
+_ROOTS = {"hopper": "atlas_plugin_hopper"}
+
+
+class Bench:
+    """Plans, memory and captured steps of one model on one GPU."""
+
+    def __init__(self, config: Mapping[str, Any], hardware: str, arch: str, batch: int, context: int) -> None:
+        tree, places = scan([KernelRoot("atlas_nvidia"), KernelRoot(_ROOTS[hardware])])
+        self.backend: CudaBackend = open_backend(KernelLibrary(tree, places, Target(hardware, arch)))
+        self.batch = batch
+        loader = LlamaLoader()
+        self.spec = loader.read_config({k: v for k, v in config.items() if not k.startswith("_")})
+        blocks = -(-(context + 4096) // PAGE_TOKENS)
+        self.slots = SlotLayout(batch, (blocks,), 64)
+        layout = StepLayout(self.slots, PAGE_TOKENS, DType.BF16, batch)
+        self.program = record(loader, self.spec, layout)
+        weights = {value.name: plain(DType.BF16) for value in self.program.weights()}
+        patterns = [Pattern.of(fused, PRIMITIVES) for fused in fused_ops()]
+        context_ = Context(arch, "fast", DType.BF16, weights, implementations(), patterns)
+        updates = blocks + 32
+        self.decode = Bucket(batch, batch, batch, batch * updates, 1)
+        self.prefill = Bucket(2048, batch, batch, batch * updates, 2048)
+        choices = Choices()
+        self.plans = {bucket: plan(self.program, bucket, context_, choices) for bucket in (self.decode, self.prefill)}
+        self.memory = self._allocate(choices, batch * blocks)
+        self.stream = self.backend.create_stream()
+        self.bound = []
+        for bucket, segments in self.plans.items():
+            self.bound.append((bucket, bind_step(
+                self.backend, segments, place(self.program, segments, bucket), self._memory_of(bucket), self.stream,
+            )))  # fmt: skip
+        names = [value.name for value in self.program.results]
+        states = {name: self.memory.values[name] for name in ("slots", "penalty", "mask")}
+        self.runner = Runner(
+            self.backend, self.stream, self.bound, inputs=self._inputs, states=states, vocab_size=self.spec.vocab_size,
+            results=Results(*names),
+        )  # fmt: skip
+
+    def _allocate(self, choices: Choices, pages: int) -> StepMemory:
+        backend = self.backend
+
+        def alloc(nbytes: int) -> Buffer:
+            return Buffer(backend.alloc(nbytes), nbytes)
+
+        placements = [place(self.program, segments, bucket) for bucket, segments in self.plans.items()]
+        values = {}
+        for node in self.program.nodes:
+            for value in node.operands.values():
+                if value.kind == "state" and value.name not in values:
+                    shape = [int(extent) for extent in value.shape]
+                    values[value.name] = alloc(prod(shape) * 4)
+                if value.kind == "cache" and value.name not in values:
+                    page = choices.caches[value.name].page_bytes(int(value.shape[2]), int(value.shape[4]))
+                    values[value.name] = alloc(int(value.shape[0]) * pages * page)
+        for name, array in self.program.constants.items():
+            values[name] = alloc(array.nbytes)
+            backend.copy_h2d(array.tobytes(), values[name].address)
+        inputs = max(InputLayout(bucket).nbytes for bucket in self.plans)
+        self._inputs = backend.alloc(inputs)
+        weights = {
+            (copy.weight, copy.packed.name): alloc(copy.packed.nbytes)
+            for copy in weight_copies([segment for segments in self.plans.values() for segment in segments])
+        }
+        self._fill(weights)
+        return StepMemory(
+            alloc(max(p.nbytes for p in placements)), alloc(max(1, *(p.scratch for p in placements))), 0, values, weights
+        )
+
+    def _memory_of(self, bucket: Bucket) -> StepMemory:
+        inputs = InputLayout(bucket).buffers(self._inputs)
+        m = self.memory
+        return StepMemory(m.arena, m.scratch, inputs["counts"].address, {**m.values, **inputs}, m.weights)
+
+    def _fill(self, weights: Mapping[tuple[str, str], Buffer]) -> None:
+        """Normal values of the usual scale, the same 64 MiB over and over; norms are near 1."""
+        backend, stream = self.backend, self.backend.create_stream()
+        rng = np.random.default_rng(1)
+        noise = backend.alloc(RANDOM_BYTES)
+        backend.copy_h2d((rng.standard_normal(RANDOM_BYTES // 2, np.float32) * 0.02).astype(ml_dtypes.bfloat16).tobytes(), noise)
+        for index, ((name, _), buffer) in enumerate(weights.items()):
+            if name.endswith("norm"):
+                values = 1 + rng.standard_normal(buffer.nbytes // 2, np.float32) * 0.1
+                backend.copy_h2d(values.astype(ml_dtypes.bfloat16).tobytes(), buffer.address)
+                continue
+            done = 0
+            while done < buffer.nbytes:
+                start = index * 8192 % (RANDOM_BYTES // 2) if done == 0 else 0
+                part = min(RANDOM_BYTES - start, buffer.nbytes - done)
+                backend.copy_d2d_async(noise + start, buffer.address + done, part, stream)
+                done += part
+        backend.synchronize(stream)
+        backend.free(noise)
+
+    def reset(self, position: int) -> list[tuple[int, int]]:
+        """Updates that put every slot at ``position``, greedy, with pages of its own."""
+        blocks = self.slots.table_blocks[0]
+        updates = []
+        for slot in range(self.batch):
+            updates += [(self.slots.word(slot, Word.POSITION), position), (self.slots.word(slot, Word.LAST_TOKEN), 7 + slot)]
+            updates += [(self.slots.word(slot, Word.PENALTY_ROW), -1), (self.slots.word(slot, Word.LOGPROBS), -1)]
+            updates += [(self.slots.block(slot, 0, index), slot * blocks + index) for index in range(blocks)]
+        return updates
+
+    def step(self, tokens: Sequence[Sequence[int]], updates: Sequence[tuple[int, int]] = ()) -> StepPlan:
+        """One row a slot."""
+        rows = tuple(range(len(tokens)))
+        cu_q = tuple(int(n) for n in np.cumsum([0, *map(len, tokens)]))
+        return StepPlan(
+            (), rows, tuple(t for row in tokens for t in row), cu_q, tuple(end - 1 for end in cu_q[1:]), rows, tuple(updates), (),
+            False,
+        )  # fmt: skip
+
+    def run(self, plan_: StepPlan, *, logits: bool = False) -> Any:
+        """Run one step; its sampled ids, or its logits."""
+        ticket = self.runner.launch(plan_)
+        result = self.runner.read_logits(ticket) if logits else None
+        ids = self.runner.collect(ticket)
+        return result if logits else ids
+
+    def agree(self) -> tuple[float, float]:
+        """(largest, mean) difference of the logits behind a prompt read at once and token by token, in units of their deviation."""
+        prompts = np.random.default_rng(2).integers(0, self.spec.vocab_size, (self.batch, PROMPT)).tolist()
+        at_once = self.run(self.step(prompts, self.reset(0)), logits=True)
+        self.run(self.step([p[:1] for p in prompts], self.reset(0)))
+        for index in range(1, PROMPT - 1):
+            self.run(self.step([p[index : index + 1] for p in prompts]))
+        singly = self.run(self.step([p[-1:] for p in prompts]), logits=True)
+        if not (np.isfinite(at_once).all() and np.isfinite(singly).all() and at_once.std() > 0):
+            raise SystemExit("logits are not finite, or all equal")
+        error = np.abs(at_once - singly) / at_once.std()
+        return float(error.max()), float(error.mean())
+
+    def pipelined(self, context: int, steps: int) -> float:
+        """Seconds a step as the engine runs them: one launched ahead, results copied back."""
+        feedback = self.step([[-1]] * self.batch)
+        self.run(self.step([[-1]] * self.batch, self.reset(context)))
+        ticket = self.runner.launch(feedback)
+        began = time.perf_counter()
+        for _ in range(steps):
+            following = self.runner.launch(feedback)
+            self.runner.collect(ticket)
+            ticket = following
+        self.runner.collect(ticket)
+        return (time.perf_counter() - began) / steps
+
+    def by_node(self, context: int) -> list[tuple[str, int, float]]:
+        """(implementation, nodes, microseconds a node): all nodes of one kind as a graph, so weights come from memory."""
+        self.run(self.step([[-1]] * self.batch, self.reset(context)))
+        workers = self.backend.facts().processors
+        memory, activations = self._memory_of(self.decode), self.bound[0][1].activations
+        groups: dict[str, list[Any]] = {}
+        for segment in self.plans[self.decode]:
+            for step in segment.steps:
+                operands = {
+                    name: memory.weights[(value.name, step.packings[name].name)] if value.kind == "weight"
+                    else (activations if value.kind == "activation" else memory.values)[value.name]
+                    for name, value in step.node.operands.items()
+                }  # fmt: skip
+                extra = f" {'x'.join(map(str, step.need.operands['weight'].shape))}" if step.need.op.startswith("linear") else ""
+                bound = BindContext(self.backend, operands, memory.counts, memory.scratch, workers)
+                groups.setdefault(step.implementation.name + extra, []).extend(step.implementation.bind(step.need, bound))
+        rows = []
+        for name, launches in groups.items():
+            if name == "advance":
+                continue  # would move the sequences past their pages
+            self.backend.begin_capture(self.stream)
+            for launch in launches:
+                self.backend.enqueue(launch, self.stream)
+            graph = self.backend.end_capture(self.stream)
+            times = [self.timed(graph) for _ in range(9)]
+            rows.append((name, len(launches), statistics.median(times[2:]) / len(launches)))
+            self.backend.destroy_graph(graph)
+        return rows
+
+    def timed(self, *graphs: Any) -> float:
+        """Microseconds of one replay of the graphs, one after another."""
+        start, end = self.backend.create_event(timing=True), self.backend.create_event(timing=True)
+        self.backend.record_event(start, self.stream)
+        for graph in graphs:
+            self.backend.launch_graph(graph, self.stream)
+        self.backend.record_event(end, self.stream)
+        self.backend.wait_event(end)
+        return self.backend.elapsed_us(start, end)
+
+
+def _nodes(segments: Sequence[PlannedSegment]) -> str:
+    return ", ".join(f"{segment.name} {len(segment.steps)}" for segment in segments)
+
+
+def main() -> None:
+    """Parse, check, time, print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("config", type=Path)
+    parser.add_argument("--context", type=int, default=1024)
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--hardware", default="hopper", choices=sorted(_ROOTS))
+    parser.add_argument("--arch", default="sm_90a")
+    options = parser.parse_args()
+    began = time.perf_counter()
+    bench = Bench(json.loads(options.config.read_text()), options.hardware, options.arch, options.batch, options.context)
+    weights = sum(buffer.nbytes for buffer in bench.memory.weights.values())
+    print(f"{bench.backend.facts().name}: {weights / 1e9:.2f} GB of weights, ready in {time.perf_counter() - began:.1f} s")
+    print(f"nodes: decode {_nodes(bench.plans[bench.decode])}; prefill {_nodes(bench.plans[bench.prefill])}")
+    largest, mean = bench.agree()
+    print(f"prompt at once and token by token: logits differ by {largest:.4f} at most, {mean:.5f} on average (deviations)")
+    seconds = bench.pipelined(options.context, options.steps)
+    rate = options.batch / seconds
+    print(f"decode, batch {options.batch}, context {options.context}: {seconds * 1e6:.0f} us a step, {rate:.1f} tok/s, "
+          f"{weights / seconds / 1e12:.2f} TB/s of weights")  # fmt: skip
+    decode, prefill = (step for _, step in bench.bound)
+    bench.run(bench.step([[-1]] * bench.batch, bench.reset(options.context)))
+    for name in decode.graphs:
+        print(f"graph {name}: {statistics.median(bench.timed(decode.graphs[name]) for _ in range(20)):.1f} us")
+    prompt = [[5] * (2048 // options.batch)] * options.batch
+    bench.run(bench.step(prompt, bench.reset(0)))
+    print(f"prefill of 2048 tokens: {bench.timed(prefill.graphs['forward']) / 1000:.2f} ms")
+    for name, count, us in bench.by_node(options.context):
+        print(f"  {name:<40} {count:>4} nodes {us:9.2f} us each {count * us:10.1f} us")
+
+
+if __name__ == "__main__":
+    main()
