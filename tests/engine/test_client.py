@@ -181,6 +181,22 @@ def test_a_killed_engine_fails_every_stream_at_once(child_path):
     asyncio.run(scenario())
 
 
+def test_an_engine_killed_with_a_request_unread_is_told_like_any_other(child_path):
+    async def scenario():
+        client = child()
+        await client.start(lambda progress: None)
+        os.kill(client.process.pid, signal.SIGSTOP)
+        waiting = asyncio.create_task(answer(client, request("a")))
+        await asyncio.sleep(0.05)
+        os.kill(client.process.pid, signal.SIGKILL)
+        with pytest.raises(EngineError, match="has failed") as caught:
+            await waiting
+        assert "killed by signal 9" in caught.value.why
+        await client.close()
+
+    asyncio.run(scenario())
+
+
 def test_a_lost_device_faults_every_stream(make):
     async def scenario():
         client = make(fail_at=4)

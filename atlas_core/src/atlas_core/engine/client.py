@@ -24,7 +24,7 @@ OnProgress = Callable[[Progress], None]
 STREAM_CAPACITY = 1024
 """Deltas that may wait for the reader of one stream."""
 _CHUNK = 1 << 16
-_LAST_WORDS = 0.2
+_LAST_WORDS = 0.5
 """Seconds to wait for the exit status of a process whose socket has ended, before its streams are told."""
 _GRACE = 2.0
 """Seconds that an engine gets to end by itself before it is killed."""
@@ -221,9 +221,8 @@ class _Client:
             while data := await reader.read(_CHUNK):
                 for payload in frames.feed(data):
                     self._take(decode(payload))
-            frames.finish()
-        except OSError as error:
-            self._fail(EngineError("the connection to the engine broke", str(error)))
+        except OSError:
+            pass  # an engine that dies with a message unread resets the connection; what became of it is found out below
         except Exception as error:  # noqa: BLE001 - garbage from the engine, or a progress callback that failed
             self._fail(from_failure(to_failure(error)))
         await self._lost()

@@ -29,7 +29,9 @@ def forced_logits(
             f"a step has {slots}", "use smaller pieces or a larger --max-batch-size",
         )  # fmt: skip
     if len(sequences) * pages > min(limits.pages):
-        raise EngineError(f"{len(sequences)} sequences need {len(sequences) * pages} pages", f"there are {limits.pages}")
+        raise EngineError(
+            f"{len(sequences)} sequences need {len(sequences) * pages} pages", f"there are {limits.pages}"
+        )
     pieces: list[list[npt.NDArray[np.float32]]] = [[] for _ in sequences]
     start = 0
     while any(start < len(tokens) for tokens in sequences):

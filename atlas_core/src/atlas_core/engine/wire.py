@@ -101,8 +101,3 @@ class Frames:
             payload = bytes(self._buffer[_LENGTH.size : end])
             del self._buffer[:end]
             yield payload
-
-    def finish(self) -> None:
-        """The stream has ended. Raises EngineError when it was cut inside a frame."""
-        if self._buffer:
-            raise EngineError("the connection ended inside a message", f"{len(self._buffer)} bytes of it had come")
