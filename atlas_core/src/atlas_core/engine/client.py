@@ -284,7 +284,7 @@ class _Client:
         """The connection has ended: as asked for, or because the engine died."""
         if self.state == "draining" and not self._streams:
             self.state = "gone"
-        elif self.state != "gone":
+        elif self._fault is None and self.state != "gone":
             words = await self._last_words()
             self._fail(
                 EngineError("the engine process ended unexpectedly", words, "see its log; the server must be restarted")

@@ -18,6 +18,8 @@ Build = Callable[[bytes, Report], Engine]
 """Makes the engine from encoded settings, on the thread that will run it, and reports how it goes. Raises AtlasError."""
 
 _CHUNK = 1 << 16
+_LINGER = 2.0
+"""Seconds that the other side gets to read the last message and hang up."""
 
 
 def serve(
@@ -30,7 +32,9 @@ def serve(
     """
     inbox: Inbox = SimpleQueue()
     sender = _Sender(connection)
-    threading.Thread(target=_read, args=(connection, inbox, closed), name="atlas-read", daemon=True).start()
+    ending = threading.Event()
+    reader = threading.Thread(target=_read, args=(connection, inbox, closed, ending), name="atlas-read", daemon=True)
+    reader.start()
     engine: Engine | None = None
     try:
         sender.send(Hello(VERSION))
@@ -49,7 +53,11 @@ def serve(
         if engine is not None:
             with contextlib.suppress(AtlasError):
                 engine.close()  # after a fault the device may refuse, and its memory goes with the process
+        ending.set()
         sender.close()
+        # Closing while the other side still writes would break its connection before it has read the last message.
+        reader.join(_LINGER)
+        connection.close()
 
 
 class _Sender:
@@ -69,12 +77,11 @@ class _Sender:
         self._frames.put(encode(message))
 
     def close(self) -> None:
-        """Send what is queued, then end the connection."""
+        """Send what is queued, and say that nothing more comes."""
         self._frames.put(None)
         self._thread.join()
         with contextlib.suppress(OSError):  # the other side may have ended it already
-            self._connection.shutdown(socket.SHUT_RDWR)
-        self._connection.close()
+            self._connection.shutdown(socket.SHUT_WR)
 
     def _run(self) -> None:
         # When the other side is gone the reader finds out too, and ends the engine.
@@ -83,8 +90,8 @@ class _Sender:
                 self._connection.sendall(frame)
 
 
-def _read(connection: socket.socket, inbox: Inbox, closed: Callable[[], None]) -> None:
-    """Put every message into the inbox, and at the end Closed."""
+def _read(connection: socket.socket, inbox: Inbox, closed: Callable[[], None], ending: threading.Event) -> None:
+    """Put every message into the inbox, and at the end Closed; ``closed`` unless the engine is ``ending`` itself."""
     frames = Frames()
     error: AtlasError | None = None
     try:
@@ -96,7 +103,7 @@ def _read(connection: socket.socket, inbox: Inbox, closed: Callable[[], None]) -
     except AtlasError as malformed:
         error = malformed
     inbox.put(Closed(error))
-    if error is None:
+    if error is None and not ending.is_set():
         closed()
 
 
