@@ -135,10 +135,19 @@ def variants(op: Op, trial: Trial, activations: Sequence[DType], codecs: Sequenc
         or (operand.kind == "activation" and operand.dtype is None and operand.name not in trial.first.dtypes)
         for operand in op.operands
     )
-    weighted = any(operand.kind == "weight" for operand in op.operands)
     for activation in activations if typed else (DType.F32,):
-        for codec in codecs if weighted else (None,):
+        for codec in _distinct(op, trial, codecs):
             yield Variant(op, trial, activation, codec)
+
+
+def _distinct(op: Op, trial: Trial, codecs: Sequence[WeightCodec]) -> Sequence[WeightCodec | None]:
+    """The codecs that differ to this op: none without weights, and those of vectors when it has no matrix."""
+    weights = [operand.name for operand in op.operands if operand.kind == "weight"]
+    if not weights:
+        return (None,)
+    if any(len(trial.first.shapes[name]) > 1 for name in weights):
+        return codecs
+    return tuple({codec.vectors.layout.name: codec.vectors for codec in codecs}.values())
 
 
 def with_caches(variant: Variant, implementation: OpImplementation, arch: str, numerics: str) -> list[Variant]:

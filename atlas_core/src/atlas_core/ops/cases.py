@@ -71,7 +71,8 @@ def _rowwise(
 
             shapes: dict[str, Shape] = dict.fromkeys((*names, "y"), (dim, features))
             shapes |= {weight: (features,)} if weight else {}
-            yield pair(f"features={features} {_count(lives[0])}", lives, shapes, make, fixed=fixed, attrs=attrs)
+            scaled = "" if scale == 1.0 else f" scale={scale:g}"
+            yield pair(f"features={features} {_count(lives[0])}{scaled}", lives, shapes, make, fixed=fixed, attrs=attrs)
 
 
 def rms_norm(rng: Rng, large: bool) -> Iterator[Trial]:
