@@ -1,15 +1,18 @@
 """Kernels of this machine, built once, and a bench that runs one op on poisoned buffers with sentinels around them."""
 
 import ctypes
+import platform
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from atlas_core.contracts.declarations import KernelRoot
-from atlas_core.contracts.ops import BindContext, Buffer, OpNeed, OperandSpec
+from atlas_core.contracts.ops import BindContext, Buffer, OperandSpec, OpNeed
 from atlas_core.kernels.build import Builder, Selection, jobs
 from atlas_core.kernels.library import KernelLibrary
 from atlas_core.kernels.scan import scan
@@ -27,14 +30,25 @@ _IMPLEMENTATIONS = {implementation.op: implementation for implementation in impl
 _DTYPES = {np.dtype(np.float32): DType.F32, np.dtype(np.int32): DType.I32, np.dtype(np.uint32): DType.U32}
 
 
-@pytest.fixture(scope="session")
-def library() -> KernelLibrary:
-    """The kernels of this machine's own instruction set; compiles only what is stale."""
+@cache
+def built(arch: str) -> KernelLibrary:
+    """The kernels of one architecture; compiles only what is stale."""
     tree, places = scan([KernelRoot("atlas_plugin_cpu")])
     target = CpuComputeTarget()
-    (job,) = jobs(tree, {"cpu": target}, Selection(hardware="cpu", archs=("native",)))
+    (job,) = jobs(tree, {"cpu": target}, Selection(hardware="cpu", archs=(arch,)))
     Builder(tree, places, {"cpu": target}).build(job)
     return KernelLibrary(tree, places, Target("cpu", job.arch))
+
+
+def runs_avx2() -> bool:
+    """Whether this machine runs what is built for x86-64-v3."""
+    return platform.machine() == "x86_64" and " avx2 " in Path("/proc/cpuinfo").read_text("utf-8")
+
+
+@pytest.fixture(scope="session")
+def library() -> KernelLibrary:
+    """The kernels of this machine's own instruction set."""
+    return built("native")
 
 
 @dataclass
@@ -159,12 +173,26 @@ def view(address: int, nbytes: int) -> np.ndarray:
     return np.frombuffer((ctypes.c_uint8 * nbytes).from_address(address), np.uint8)
 
 
-@pytest.fixture(scope="session", params=[1, 2], ids=["1-thread", "2-threads"])
-def bench(request: pytest.FixtureRequest, library: KernelLibrary) -> Iterator[Bench]:
-    """A bench with one and with two threads."""
-    backend = open_backend(library, threads=request.param)
+@pytest.fixture(scope="session", params=["native-1", "native-2", "x86-64-v3-2"])
+def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
+    """A bench with one and with two threads, and with the kernels of older processors."""
+    arch, _, threads = request.param.rpartition("-")
+    if arch != "native" and not runs_avx2():
+        pytest.skip(f"needs an instruction set: {arch}")
+    backend = open_backend(built(arch), threads=int(threads))
     yield Bench(backend)
     backend.close()
+
+
+@pytest.fixture(scope="session")
+def benches() -> Iterator[tuple[Bench, Bench]]:
+    """One bench with this machine's own instructions, one with those of x86-64-v3."""
+    if not runs_avx2():
+        pytest.skip("needs an instruction set: x86-64-v3")
+    opened = [open_backend(built(arch), threads=1) for arch in ("native", "x86-64-v3")]
+    yield Bench(opened[0]), Bench(opened[1])
+    for backend in opened:
+        backend.close()
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from atlas_core.ops.primitives import PRIMITIVES
 from atlas_core.ops.step import SlotLayout, Word
 from atlas_core.vocab.dtype import DType
 
-LIVE = {name: "T" for name in ("q", "k", "v", "y", "positions", "token_row")} | {"cu_q": "S+1", "row_slot": "S"}
+LIVE = dict.fromkeys(("q", "k", "v", "y", "positions", "token_row"), "T") | {"cu_q": "S+1", "row_slot": "S"}
 
 
 @dataclass
@@ -29,7 +29,9 @@ class Scene:
         blocks = -(-max(c + q for c, q in zip(self.contexts, self.queries, strict=True)) // self.page_tokens)
         self.layout = SlotLayout(slots, (3, blocks), 4)
         pages = slots * blocks + 1
-        self.cache = rng.standard_normal((2, pages, 2, self.kv_heads, self.page_tokens, self.head_dim)).astype(np.float32)
+        self.cache = rng.standard_normal((2, pages, 2, self.kv_heads, self.page_tokens, self.head_dim)).astype(
+            np.float32
+        )
         self.slots = np.zeros(self.layout.words, np.int32)
         self.row_slot = rng.permutation(slots)[: len(self.contexts)].astype(np.int32)
         free = iter(rng.permutation(pages))
@@ -59,7 +61,14 @@ def attend(bench, make_step, scene, q, cu_q=None, slots=None, **attrs):
 
 @pytest.mark.parametrize(
     ("q_heads", "kv_heads", "head_dim", "page_tokens", "window"),
-    [(9, 3, 64, 16, 0), (4, 4, 8, 1, 0), (6, 2, 40, 7, 0), (8, 1, 128, 64, 0), (2, 2, 256, 16, 5), (12, 1, 72, 32, 100)],
+    [
+        (9, 3, 64, 16, 0),
+        (4, 4, 8, 1, 0),
+        (6, 2, 40, 7, 0),
+        (8, 1, 128, 64, 0),
+        (2, 2, 256, 16, 5),
+        (12, 1, 72, 32, 100),
+    ],
 )
 def test_attention_over_ragged_sequences(bench, make_step, q_heads, kv_heads, head_dim, page_tokens, window):
     scene = Scene([0, 200, 1, 63, 64, 0], [1, 1, 70, 2, 1, 9], kv_heads, head_dim, page_tokens)
@@ -105,7 +114,9 @@ def test_neighbours_do_not_change_bits(bench, make_step):
     attrs = scene.attrs(q_heads=9, scale=0.125, window=0)
     _, together = attend(bench, make_step, scene, q, **attrs)
     for row in range(8):
-        arrays = scene.arrays(q=q[row : row + 1], cu_q=np.array([0, 1], np.int32)) | {"row_slot": scene.row_slot[row : row + 1]}
+        arrays = scene.arrays(q=q[row : row + 1], cu_q=np.array([0, 1], np.int32)) | {
+            "row_slot": scene.row_slot[row : row + 1]
+        }
         step = make_step(tokens=1, sequences=1, live=LIVE)
         alone = bench.run("paged_attention", arrays, attrs, step, {"y": ((1, 9 * 64), np.float32)})["y"]
         np.testing.assert_array_equal(alone[0].view(np.uint32), together[row].view(np.uint32))
@@ -135,7 +146,9 @@ def test_append_writes_its_places_and_no_other(bench, make_step, head_dim, page_
     rng = np.random.default_rng(6)
     k, v = (rng.standard_normal((scene.tokens, 2 * head_dim)).astype(np.float32) for _ in range(2))
     token_row = np.repeat(np.arange(3), scene.queries).astype(np.int32)
-    positions = np.concatenate([c + np.arange(q) for c, q in zip(scene.contexts, scene.queries, strict=True)]).astype(np.int32)
+    positions = np.concatenate([c + np.arange(q) for c, q in zip(scene.contexts, scene.queries, strict=True)]).astype(
+        np.int32
+    )
     arrays = scene.arrays(k=k, v=v, positions=positions, token_row=token_row)
     step = make_step(tokens=scene.tokens, sequences=3, live=LIVE)
     got = bench.run("kv_append", arrays, scene.attrs(), step, {})["cache"]

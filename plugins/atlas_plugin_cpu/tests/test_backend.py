@@ -34,7 +34,9 @@ def counts_of(backend, tokens):
 
 def add(backend, counts, x, z, y, columns, tasks=0):
     kernel = backend.kernel("elementwise", "add")
-    return backend.prepare_launch(kernel, Geometry((tasks, 1, 1)), (ptr(counts), i32(0), ptr(x), ptr(z), ptr(y), i32(columns)))
+    return backend.prepare_launch(
+        kernel, Geometry((tasks, 1, 1)), (ptr(counts), i32(0), ptr(x), ptr(z), ptr(y), i32(columns))
+    )
 
 
 def test_it_is_a_backend_and_says_what_it_is(backend):

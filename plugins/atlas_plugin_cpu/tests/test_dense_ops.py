@@ -63,7 +63,8 @@ def reference(op, arrays, attrs):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(
-    ("tokens", "columns", "outputs"), [(1, 64, 5), (1, 576, 192), (2, 32, 33), (7, 96, 50), (13, 320, 16), (27, 544, 81)]
+    ("tokens", "columns", "outputs"),
+    [(1, 64, 5), (1, 576, 192), (2, 32, 33), (7, 96, 50), (13, 320, 16), (27, 544, 81)],
 )
 def test_linear(bench, make_weight, make_step, layout, tokens, columns, outputs):
     x = np.random.default_rng(1).standard_normal((tokens, columns), np.float32) / np.float32(np.sqrt(columns))
@@ -178,3 +179,17 @@ def test_a_step_without_tokens_touches_nothing(bench, make_weight, make_step):
     arrays = {"x": np.zeros((0, 64), np.float32), "weight": stored("q4_1", (40, 64), 15, make_weight)}
     got = bench.run("linear", arrays, {}, make_step(tokens=0, live=T), {"y": ((0, 40), np.float32)})
     assert got["y"].shape == (0, 40)
+
+
+def test_every_instruction_set_gives_the_same_bits(benches, make_weight, make_step):
+    x = np.random.default_rng(16).standard_normal((5, 320), np.float32)
+    found = {}
+    for layout in LAYOUTS:
+        arrays = {"x": x, "weight": stored(layout, (37, 320), 17, make_weight)}
+        step, outputs = make_step(tokens=5, live=T), {"y": ((5, 37), np.float32)}
+        found[layout] = [bench.run("linear", arrays, {}, step, outputs)["y"].view(np.uint32) for bench in benches]
+    gate = np.random.default_rng(18).standard_normal((5, 83), np.float32) * 9
+    arrays, outputs = {"gate": gate, "up": gate}, {"y": (gate.shape, np.float32)}
+    found["silu_mul"] = [bench.run("silu_mul", arrays, {}, step, outputs)["y"].view(np.uint32) for bench in benches]
+    for name, (first, second) in found.items():
+        np.testing.assert_array_equal(first, second, name)

@@ -9,7 +9,7 @@ from atlas_core.ops.step import SlotLayout, Word
 
 LAYOUT = SlotLayout(slots=6, table_blocks=(2,), bias_pairs=8)
 STRIDE = {"slot_stride": LAYOUT.stride}
-LIVE = {name: "R" for name in ("logits", "sample_row", "sampled", "y", "values", "ids")}
+LIVE = dict.fromkeys(("logits", "sample_row", "sampled", "y", "values", "ids"), "R")
 LIVE |= {"row_slot": "S", "cu_q": "S+1"}
 NEUTRAL = {
     Word.PENALTY_ROW: -1, Word.TOP_P: 1.0, Word.REPETITION: 1.0, Word.LOGPROBS: -1, Word.TEMPERATURE: 1.0,
@@ -47,7 +47,9 @@ def sample(bench, make_step, logits, *fields):
 
 
 def one(bench, make_step, values, **fields):
-    return int(sample(bench, make_step, np.array([values], np.float32), {Word[k.upper()]: v for k, v in fields.items()})[0])
+    return int(
+        sample(bench, make_step, np.array([values], np.float32), {Word[k.upper()]: v for k, v in fields.items()})[0]
+    )
 
 
 @pytest.mark.parametrize("vocabulary", [3, 97, 1000, 49152])
@@ -69,13 +71,17 @@ def test_sample_agrees_with_the_reference(bench, make_step, vocabulary, fields):
     rng = np.random.default_rng(vocabulary)
     logits = (rng.standard_normal((4, vocabulary)) * 4).astype(np.float32)
     given = [
-        {Word[k.upper()]: v for k, v in fields.items()} | {Word.SEED_LOW: seed, Word.SEED_HIGH: -seed, Word.POSITION: 7 * seed}
+        {Word[k.upper()]: v for k, v in fields.items()}
+        | {Word.SEED_LOW: seed, Word.SEED_HIGH: -seed, Word.POSITION: 7 * seed}
         for seed in range(1, 5)
     ]
     sample(bench, make_step, logits, *given)
 
 
-@pytest.mark.parametrize("fields", [{"top_p": 0.0}, {"top_p": 1e-9}, {"top_k": 1}, {"min_p": 1.0}, {"temperature": 1e-7}, {"temperature": 0.0}])
+@pytest.mark.parametrize(
+    "fields",
+    [{"top_p": 0.0}, {"top_p": 1e-9}, {"top_k": 1}, {"min_p": 1.0}, {"temperature": 1e-7}, {"temperature": 0.0}],
+)
 def test_what_acts_as_greedy(bench, make_step, fields):
     assert one(bench, make_step, [0.5, 2.0, 1.9, -3.0], **fields) == 1
 
@@ -171,7 +177,14 @@ def test_bias_mask_and_penalties_together_over_a_whole_vocabulary(bench, make_st
     vocabulary = 49152
     logits = rng.standard_normal((3, vocabulary)).astype(np.float32)
     slots = slots_with(
-        {Word.BIAS_START: 2, Word.BIAS_COUNT: 3, Word.MASK: 1, Word.PENALTY_ROW: 0, Word.REPETITION: 1.3, Word.FREQUENCY: 0.4},
+        {
+            Word.BIAS_START: 2,
+            Word.BIAS_COUNT: 3,
+            Word.MASK: 1,
+            Word.PENALTY_ROW: 0,
+            Word.REPETITION: 1.3,
+            Word.FREQUENCY: 0.4,
+        },
         {},
         {Word.MASK: 1},
     )
@@ -202,17 +215,28 @@ def test_logprobs(bench, make_step, vocabulary):
 
 
 def test_step_begin_applies_updates_and_counts_tokens(bench, make_step):
-    slots = slots_with({Word.POSITION: 4, Word.LAST_TOKEN: 8, Word.PROMPT_LENGTH: 4, Word.PENALTY_ROW: 1}, {Word.PROMPT_LENGTH: 3})
+    slots = slots_with(
+        {Word.POSITION: 4, Word.LAST_TOKEN: 8, Word.PROMPT_LENGTH: 4, Word.PENALTY_ROW: 1}, {Word.PROMPT_LENGTH: 3}
+    )
     updates = np.array(
-        [[LAYOUT.word(2, Word.POSITION), 1], [LAYOUT.word(2, Word.POSITION), 2], [LAYOUT.word(2, Word.PENALTY_ROW), 0]], np.int32
+        [[LAYOUT.word(2, Word.POSITION), 1], [LAYOUT.word(2, Word.POSITION), 2], [LAYOUT.word(2, Word.PENALTY_ROW), 0]],
+        np.int32,
     )
     arrays = {
         "updates": updates, "token_ids": np.array([-1, 5, 5, 9], np.int32), "cu_q": np.array([0, 1, 4], np.int32),
         "row_slot": np.array([1, 2], np.int32), "slots": slots, "penalty": np.zeros((2, 10), np.int32),
     }  # fmt: skip
-    live = {"updates": "U", "token_ids": "T", "tokens": "T", "positions": "T", "token_row": "T", "cu_q": "S+1", "row_slot": "S"}
+    live = {
+        "updates": "U",
+        "token_ids": "T",
+        "tokens": "T",
+        "positions": "T",
+        "token_row": "T",
+        "cu_q": "S+1",
+        "row_slot": "S",
+    }
     step = make_step(tokens=4, sequences=2, updates=3, live=live)
-    outputs = {name: ((4,), np.int32) for name in ("tokens", "positions", "token_row")}
+    outputs = dict.fromkeys(("tokens", "positions", "token_row"), ((4,), np.int32))
     got = bench.run("step_begin", arrays, STRIDE, step, outputs)
     want = {name: value.copy() for name, value in arrays.items()}
     PRIMITIVES["step_begin"].reference(want, STRIDE)

@@ -27,6 +27,33 @@ ATLAS_INLINE f32x16 widen_f16(const void* from) {
 #endif
 }
 
+// 16 int8 as floats. Compilers take a generic conversion apart into scalars.
+ATLAS_INLINE f32x16 widen_i8(const void* from) {
+#if defined(__AVX512F__)
+    return reinterpret_cast<f32x16>(
+        _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(from)))));
+#elif defined(__AVX2__)
+    const __m128i bytes = _mm_loadu_si128(static_cast<const __m128i*>(from));
+    float wide[kLanes];
+    _mm256_storeu_ps(wide, _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)));
+    _mm256_storeu_ps(wide + 8, _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8))));
+    return load(wide);
+#elif defined(__aarch64__)
+    const int8x16_t bytes = vld1q_s8(static_cast<const int8_t*>(from));
+    const int16x8_t halves[2] = {vmovl_s8(vget_low_s8(bytes)), vmovl_s8(vget_high_s8(bytes))};
+    float wide[kLanes];
+    for (int i = 0; i < 2; ++i) {
+        vst1q_f32(wide + 8 * i, vcvtq_f32_s32(vmovl_s16(vget_low_s16(halves[i]))));
+        vst1q_f32(wide + 8 * i + 4, vcvtq_f32_s32(vmovl_s16(vget_high_s16(halves[i]))));
+    }
+    return load(wide);
+#else
+    float wide[kLanes];
+    for (int i = 0; i < kLanes; ++i) wide[i] = static_cast<const int8_t*>(from)[i];
+    return load(wide);
+#endif
+}
+
 struct F32 {
     static constexpr int kBlockBytes = 64 * kBlock;
     template <class Each>
@@ -65,14 +92,9 @@ struct Q8_0 {
     static constexpr int kBlockBytes = 32 + 16 * kBlock;
     template <class Each>
     static ATLAS_INLINE void each(const uint8_t* block, int, Each f) {
-        typedef int8_t i8x16 __attribute__((vector_size(16)));
         const f32x16 scale = widen_f16(block);
 #pragma GCC unroll 8
-        for (int k = 0; k < kBlock; ++k) {
-            i8x16 quant;
-            memcpy(&quant, block + 32 + 16 * k, sizeof quant);
-            f(k, __builtin_convertvector(__builtin_convertvector(quant, i32x16), f32x16) * scale);
-        }
+        for (int k = 0; k < kBlock; ++k) f(k, widen_i8(block + 32 + 16 * k) * scale);
     }
 };
 
