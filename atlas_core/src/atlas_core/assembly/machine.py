@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from atlas_core.contracts.compute_target import ComputeTarget
 from atlas_core.contracts.declarations import GpuBackendDecl, KernelRoot
@@ -47,7 +49,9 @@ def kernel_tree(registry: Registry) -> tuple[KernelTree, Places]:
     return scan(dict.fromkeys(declared))
 
 
-def choose_machine(registry: Registry, wanted: str | None, arch: str | None = None, prober: Prober | None = None) -> Machine:
+def choose_machine(
+    registry: Registry, wanted: str | None, arch: str | None = None, prober: Prober | None = None
+) -> Machine:
     """The hardware asked for, or the best one whose probe says that it is present.
 
     A hardware that was asked for is not probed: planning needs no device. Raises PluginError, ResolveError or KernelError.
@@ -55,21 +59,24 @@ def choose_machine(registry: Registry, wanted: str | None, arch: str | None = No
     tree, places = kernel_tree(registry)
     if wanted is not None:
         registry.hardware.require(wanted)
-        if tree.require(wanted).manifest.abstract:
+        tree.require(wanted)
+        if _abstract(tree, wanted):
             raise KernelError(
-                f"{wanted} is not a machine", "its kernels exist to be extended by real hardware", "name one that extends it"
+                f"{wanted} is not a machine",
+                "its kernels exist to be extended by real hardware",
+                "name one that extends it",
             )
         name, candidates = wanted, (Candidate(wanted, Verdict.yes(0, "asked for")),)
     else:
-        prober = prober or Prober()
-        real = [key for key in sorted(registry.hardware) if not tree.require(key).manifest.abstract]
-        probes = {key: registry.hardware[key].probe for key in real}
-        found = resolve(
-            [(key, key) for key in real], lambda key: prober.probe(probes[key], registry.hardware.owner(key).dist)
+        real = [key for key in sorted(registry.hardware) if not _abstract(tree, key)]
+        found = resolve([(key, key) for key in real], partial(_ask, registry, tree, prober or Prober()))
+        name = found.require(
+            "no hardware is usable", "install a hardware plugin for this machine, for instance atlas-plugin-cpu"
         )
-        name = found.require("no hardware is usable", "install a hardware plugin for this machine, for instance atlas-plugin-cpu")
         candidates = found.candidates
+    tree.refuse_findings(frozenset({tree.require(name).package}))  # before its elders are looked for
     chain = tree.chain(name)
+    tree.refuse_findings(frozenset(hardware.package for hardware in chain))
     chosen, archs = _choose_arch(registry, tree, places, name, arch)
     return Machine(
         name, chosen, registry.hardware[name], registry.hardware.owner(name).dist, chain, tree, places,
@@ -84,6 +91,17 @@ def compute_target(registry: Registry, vendor: str) -> ComputeTarget:
     return target
 
 
+def _abstract(tree: KernelTree, name: str) -> bool:
+    return name in tree.hardware and tree.hardware[name].manifest.abstract
+
+
+def _ask(registry: Registry, tree: KernelTree, prober: Prober, name: str) -> Verdict:
+    """Whether a machine is present. A plugin whose folder is broken is no reason to refuse the others."""
+    if name not in tree.hardware:
+        return Verdict.no("its HARDWARE.toml is missing or wrong: see atlas kernels lint")
+    return prober.probe(registry.hardware[name].probe, registry.hardware.owner(name).dist)
+
+
 def _choose_arch(
     registry: Registry, tree: KernelTree, places: Places, hardware: str, wanted: str | None
 ) -> tuple[str, tuple[Candidate, ...]]:
@@ -94,19 +112,23 @@ def _choose_arch(
     names = {declared: target.resolve_arch(declared) for declared in manifest.archs if wanted in (None, declared)}
     if not names:
         raise KernelError(
-            f"{hardware} has no architecture {wanted}", f"HARDWARE.toml declares {', '.join(manifest.archs)}", "name one of them"
+            f"{hardware} has no architecture {wanted}",
+            f"HARDWARE.toml declares {', '.join(manifest.archs)}",
+            "name one of them",
         )
 
     def ask(arch: str) -> Verdict:
-        return Verdict.yes(-list(names.values()).index(arch)) if arch in built else Verdict.no("its kernels are not built")
+        return (
+            Verdict.yes(-list(names.values()).index(arch)) if arch in built else Verdict.no("its kernels are not built")
+        )
 
     found = resolve([(arch, arch) for arch in dict.fromkeys(names.values())], ask)
     return found.winner or next(iter(names.values())), found.candidates
 
 
-def _collect(registry: Registry, chain: Sequence[Hardware], what: str) -> list[object]:
+def _collect(registry: Registry, chain: Sequence[Hardware], what: str) -> list[Any]:
     """Implementations or fused ops along the chain, most specific first; a name that is taken hides its elders."""
-    result: dict[str, object] = {}
+    result: dict[str, Any] = {}
     for hardware in chain:
         name = hardware.manifest.name
         target = getattr(registry.hardware.require(name), what)

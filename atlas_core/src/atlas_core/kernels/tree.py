@@ -144,9 +144,10 @@ class KernelTree:
         return None if root is None else root.files.get(relative)
 
     def require(self, hardware: str) -> Hardware:
-        """The hardware of that name. Raises KernelError listing the known ones."""
+        """The hardware of that name. Raises KernelError: what is wrong with its folder, else the known ones."""
         found = self.hardware.get(hardware)
         if found is None:
+            self.refuse_findings(folder=hardware)
             known = ", ".join(sorted(self.hardware)) or "none"
             raise KernelError(
                 f"No kernel tree for the hardware {hardware!r}",
