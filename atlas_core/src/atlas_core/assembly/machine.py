@@ -13,7 +13,7 @@ from atlas_core.kernels.scan import Places, scan
 from atlas_core.kernels.tree import Hardware, KernelTree
 from atlas_core.plugins.load import load
 from atlas_core.plugins.probe import Prober
-from atlas_core.plugins.registry import Registry
+from atlas_core.plugins.registry import Registry, canonical
 from atlas_core.vocab.errors import KernelError
 from atlas_core.vocab.resolve import Candidate, resolve
 from atlas_core.vocab.verdict import Verdict
@@ -58,15 +58,16 @@ def choose_machine(
     """
     tree, places = kernel_tree(registry)
     if wanted is not None:
-        registry.hardware.require(wanted)
-        tree.require(wanted)
-        if _abstract(tree, wanted):
+        name = canonical(wanted)
+        registry.hardware.require(name)
+        tree.require(name)
+        if _abstract(tree, name):
             raise KernelError(
-                f"{wanted} is not a machine",
+                f"{name} is not a machine",
                 "its kernels exist to be extended by real hardware",
                 "name one that extends it",
             )
-        name, candidates = wanted, (Candidate(wanted, Verdict.yes(0, "asked for")),)
+        candidates: tuple[Candidate, ...] = (Candidate(name, Verdict.yes(0, "asked for")),)
     else:
         real = [key for key in sorted(registry.hardware) if not _abstract(tree, key)]
         found = resolve([(key, key) for key in real], partial(_ask, registry, tree, prober or Prober()))
