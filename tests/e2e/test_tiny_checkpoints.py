@@ -77,7 +77,10 @@ def test_bits_do_not_depend_on_pieces(make: Any, family: str, golden: dict[str, 
 def test_bits_do_not_depend_on_neighbours(make: Any, family: str, golden: dict[str, np.ndarray], chunk: int) -> None:
     built = make(TINY / family, max_batch_size=64)
     draw = np.random.default_rng(1)
-    prompts = [golden["long_ids"].tolist(), *(draw.integers(0, 490, size=n).tolist() for n in (3, 90, 17, 150, 64, 1, 33))]
+    prompts = [
+        golden["long_ids"].tolist(),
+        *(draw.integers(0, 490, size=n).tolist() for n in (3, 90, 17, 150, 64, 1, 33)),
+    ]
     together = forced_logits(built.runner, built.limits, prompts, chunk=chunk)
     for prompt, got in zip(prompts, together, strict=True):
         (alone,) = forced_logits(built.runner, built.limits, [prompt], chunk=64)
