@@ -75,7 +75,9 @@ def test_what_is_wrong_is_named(changes: dict[str, Any], named: str) -> None:
         read(**changes)
 
 
-@pytest.mark.parametrize("key", ["hidden_size", "num_attention_heads", "rms_norm_eps", "vocab_size", "max_position_embeddings"])
+@pytest.mark.parametrize(
+    "key", ["hidden_size", "num_attention_heads", "rms_norm_eps", "vocab_size", "max_position_embeddings"]
+)
 def test_missing_keys_are_named(key: str) -> None:
     with pytest.raises(CheckpointError, match=key):
         read(without=(key,))

@@ -65,7 +65,7 @@ def _layouts(model: Model, plan: StepPlan) -> list[dict[str, Any]]:
     """For each storage layout: how many weights, and the bytes that all their packed copies take."""
     rows: dict[tuple[str, str, str], list[int]] = {}
     counted: set[tuple[str, str]] = set()
-    for (weight, primitive), packed in plan.choices.packings.items():
+    for (weight, _), packed in plan.choices.packings.items():
         stored = model.store.layout(weight).name
         row = rows.setdefault((stored, plan.weights[weight].name, packed.name), [0, 0])
         copy = (model.store.alias(weight), packed.name)
@@ -112,5 +112,6 @@ def _type(spec: Any) -> str:
 
 def _candidates(candidates: Iterable[Candidate]) -> list[dict[str, Any]]:
     return [
-        {"name": c.name, "ok": c.verdict.ok, "rank": c.verdict.rank, "reasons": list(c.verdict.reasons)} for c in candidates
+        {"name": c.name, "ok": c.verdict.ok, "rank": c.verdict.rank, "reasons": list(c.verdict.reasons)}
+        for c in candidates
     ]

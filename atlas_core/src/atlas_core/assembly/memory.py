@@ -46,7 +46,9 @@ def plan_memory(plan: StepPlan, model: Model, weights: Weights, free: int, total
     settings = plan.settings
     limit = settings.memory if settings.memory is not None else int(free * DEFAULT_FRACTION)
     readings = Readings(total=limit, device_free=free, host_available=free, unified=False)
-    page_bytes = sum(plan.choices.caches[v.name].page_bytes(*_page(v)) * int(v.shape[0]) for v in _values(plan, "cache"))
+    page_bytes = sum(
+        plan.choices.caches[v.name].page_bytes(*_page(v)) * int(v.shape[0]) for v in _values(plan, "cache")
+    )
     need = KVNeed(page_bytes, settings.block_size, plan.max_seq_len, fixed=settings.max_seq_len is not None)
     budget = plan_budget(readings, 1.0, _terms(plan, weights), need)
     # More pages than every slot at its longest can never be used.

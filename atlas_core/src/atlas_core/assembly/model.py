@@ -77,7 +77,7 @@ class Model:
         if layout.name == stored.name:
             return data
         values = self.format.decode(stored.name, data, shape)
-        return memoryview(np.ascontiguousarray(values.astype(ml_dtypes.bfloat16))).cast("B")
+        return np.ascontiguousarray(values.astype(ml_dtypes.bfloat16)).tobytes()
 
 
 def catalogue(registry: Registry) -> list[CatalogueEntry]:
@@ -101,7 +101,9 @@ def open_model(registry: Registry, settings: Settings, progress: Callable[[int, 
         name: load(decl.container, registry.quant_formats.owner(name).dist)() for name, decl in containers.items()
     }
     found = resolve(readers.items(), lambda reader: reader.detect(path))
-    reader = found.require(f"{path} is no checkpoint that an installed plugin can open", "install a plugin for its format")
+    reader = found.require(
+        f"{path} is no checkpoint that an installed plugin can open", "install a plugin for its format"
+    )
     return _understand(registry, path, reader.open(path), found.name, found.candidates)
 
 
@@ -116,7 +118,9 @@ def _understand(
         if decl.weights
     }
     found = resolve(formats.items(), lambda f: f.detect(checkpoint.quantization, checkpoint.tensors))
-    chosen = found.require(f"no installed quantisation format reads the weights of {path}", "install a plugin for its format")
+    chosen = found.require(
+        f"no installed quantisation format reads the weights of {path}", "install a plugin for its format"
+    )
     return Model(
         path, checkpoint, container, containers, family, dist, loader, spec, found.name, found.candidates, chosen, store
     )

@@ -91,7 +91,9 @@ def _template(settings: Settings, source: TokenizerSource) -> ChatTemplate | Non
             override = Path(override).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(
-                f"the chat template {settings.chat_template} cannot be read", str(error), "name a file, or give the template"
+                f"the chat template {settings.chat_template} cannot be read",
+                str(error),
+                "name a file, or give the template",
             ) from error
     if override is None and not source.chat_templates:
         return None

@@ -65,7 +65,9 @@ def _steps(steps: list[dict[str, Any]]) -> Iterator[str]:
     groups: dict[str, list[dict[str, Any]]] = {}
     for step in steps:
         weights = {name: o["type"] for name, o in step["operands"].items() if name in step["packings"]}
-        key = json.dumps([step["op"], step["implementation"], step["replaces"], weights, step["packings"], step["rejected"]])
+        key = json.dumps(
+            [step["op"], step["implementation"], step["replaces"], weights, step["packings"], step["rejected"]]
+        )
         groups.setdefault(key, []).append(step)
     for group in groups.values():
         step = group[0]

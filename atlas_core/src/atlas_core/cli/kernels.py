@@ -2,7 +2,8 @@
 
 import json
 import os
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import click
@@ -162,34 +163,52 @@ def _resources(built: Built) -> str:
 
 def _trial(command: _Command) -> _Command:
     command = click.option("--json", "as_json", is_flag=True, help="Print JSON.")(command)
-    return _selection(click.option("--op", "ops", multiple=True, help="Only this op, repeatable.")(command))
+    command = click.option(
+        "--filter", "text", default="", help="Only trials whose id OP[implementation](label) contains this."
+    )(command)
+    return click.option(
+        "--hw", "hardware", envvar="ATLAS_TARGET_HW", default="*", show_default=True, help="Hardware; * and ? match."
+    )(command)
 
 
 @group.command("test")
 @_trial
-def test(hardware: str, model: str, quant: str, ops: Sequence[str], as_json: bool) -> int:
-    """Hold every kernel against its op's reference, on the device. Exits 1 when one differs."""
-    from atlas_core.conformance.run import run_tests
+def test(hardware: str, text: str, as_json: bool) -> int:
+    """Hold every kernel against its op's reference, on the device. Exits 1 when one differs or was not tried."""
+    from atlas_core.assembly.trials import test_hardware
 
-    chosen = Selection(hardware, model, quant)
-    return run_tests(discover_plugins(), chosen, tuple(ops), as_json=as_json, write=click.echo)
+    reports = dict(test_hardware(discover_plugins(), hardware, text, lambda result: None))
+    _print_reports(reports, as_json)
+    return 0 if all(report.ok for report in reports.values()) else 1
 
 
 @group.command("bench")
 @_trial
-def bench(hardware: str, model: str, quant: str, ops: Sequence[str], as_json: bool) -> int:
-    """Time every kernel on the device, beside the time that its bytes and flops need at least."""
-    from atlas_core.conformance.run import run_bench
+def bench(hardware: str, text: str, as_json: bool) -> None:
+    """Time every kernel on the device, beside the time that its bytes need at least."""
+    from atlas_core.assembly.trials import bench_hardware
 
-    chosen = Selection(hardware, model, quant)
-    return run_bench(discover_plugins(), chosen, tuple(ops), as_json=as_json, write=click.echo)
+    def heard(timing: Any) -> None:
+        if not as_json:
+            click.echo(str(timing))
+
+    found = dict(bench_hardware(discover_plugins(), hardware, text, heard, time.perf_counter))
+    if as_json:
+        click.echo(json.dumps({name: [t.as_dict() for t in timings] for name, timings in found.items()}, indent=1))
 
 
 @group.command("support")
 @_trial
-def support(hardware: str, model: str, quant: str, ops: Sequence[str], as_json: bool) -> int:
-    """Show which implementation takes which op, and why others refuse. Needs no device."""
-    from atlas_core.conformance.run import run_support
+def support(hardware: str, text: str, as_json: bool) -> None:
+    """Show which implementation takes which trial of which op, and why others refuse. Needs no device."""
+    from atlas_core.assembly.trials import support_of_hardware
 
-    chosen = Selection(hardware, model, quant)
-    return run_support(discover_plugins(), chosen, tuple(ops), as_json=as_json, write=click.echo)
+    _print_reports(dict(support_of_hardware(discover_plugins(), hardware, text)), as_json)
+
+
+def _print_reports(reports: Mapping[str, Any], as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps({name: report.as_dict() for name, report in reports.items()}, indent=1))
+        return
+    for name, report in reports.items():
+        click.echo(f"{name}\n{report.table()}")

@@ -47,7 +47,9 @@ class Launch(Protocol):
     """
 
     @property
-    def description(self) -> str: ...
+    def description(self) -> str:
+        """Kernel, geometry and arguments, on one line."""
+        ...
 
 
 @runtime_checkable

@@ -115,7 +115,9 @@ class OpImplementation(Protocol):
         """For each weight operand, the packing this implementation reads. Operands not named are read as stored."""
         ...
 
-    def pack(self, packing: str, layout: StorageLayout, shape: tuple[int, ...], data: bytes | memoryview) -> bytes | np.ndarray:
+    def pack(
+        self, packing: str, layout: StorageLayout, shape: tuple[int, ...], data: bytes | memoryview
+    ) -> bytes | np.ndarray:
         """The packed bytes of one weight, on the host; called once at load. Same answer for every implementation of a packing."""
         ...
 

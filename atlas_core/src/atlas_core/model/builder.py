@@ -76,7 +76,9 @@ class ForwardBuilder:
         """A new value in the arena, of the step's activation type unless told otherwise."""
         return self._recorder.fresh(stem, shape, dtype or self._layout.activation)
 
-    def _unary(self, name: str, operands: Mapping[str, Value], shape: tuple[Dim, ...], dtype: DType | None = None, **attrs: Any) -> Value:
+    def _unary(
+        self, name: str, operands: Mapping[str, Value], shape: tuple[Dim, ...], dtype: DType | None = None, **attrs: Any
+    ) -> Value:
         y = self.activation(name, *shape, dtype=dtype)
         self.op(name, {**operands, "y": y}, attrs)
         return y
@@ -110,9 +112,7 @@ class ForwardBuilder:
         operands = {"x": x, "positions": self.positions, "inv_freq": inv_freq}
         return self._unary("rope", operands, x.shape, heads=heads, head_dim=head_dim, scale=scale)
 
-    def attention(
-        self, q: Value, k: Value, v: Value, group: str, layer: int, q_heads: int, scale: float
-    ) -> Value:
+    def attention(self, q: Value, k: Value, v: Value, group: str, layer: int, q_heads: int, scale: float) -> Value:
         """Append k and v [T, kv_heads·head_dim] to ``layer`` of the cache group, then attend with q [T, q_heads·head_dim].
 
         The group's CacheSpec gives heads, head size and window. Raises ValueError for an unknown group.
@@ -137,7 +137,7 @@ class ForwardBuilder:
         window = spec.window if spec.kind == "sliding" and spec.window else 0
         return self._unary(
             "paged_attention", {"q": q, "cu_q": self._cu_q, **where}, q.shape,
-            **attrs, q_heads=q_heads, scale=scale, window=window,
+            None, **attrs, q_heads=q_heads, scale=scale, window=window,
         )  # fmt: skip
 
     def _cache(self, spec: CacheSpec) -> Value:

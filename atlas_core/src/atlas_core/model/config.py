@@ -8,10 +8,34 @@ from atlas_core.vocab.errors import CheckpointError
 _MISSING = object()
 
 HARMLESS = frozenset(
-    """_name_or_path architectures auto_map attention_dropout bos_token_id classifier_dropout dtype embd_pdrop hidden_dropout
-    id2label initializer_range is_llama_config label2id model_type output_attentions output_hidden_states pad_token_id
-    quantization_config resid_pdrop return_dict torch_dtype transformers.js_config transformers_version unk_token_id
-    use_bfloat16 use_cache""".split()
+    [
+        "_name_or_path",
+        "architectures",
+        "auto_map",
+        "attention_dropout",
+        "bos_token_id",
+        "classifier_dropout",
+        "dtype",
+        "embd_pdrop",
+        "hidden_dropout",
+        "id2label",
+        "initializer_range",
+        "is_llama_config",
+        "label2id",
+        "model_type",
+        "output_attentions",
+        "output_hidden_states",
+        "pad_token_id",
+        "quantization_config",
+        "resid_pdrop",
+        "return_dict",
+        "torch_dtype",
+        "transformers.js_config",
+        "transformers_version",
+        "unk_token_id",
+        "use_bfloat16",
+        "use_cache",
+    ]
 )
 """Keys that do not change the arithmetic of any decoder: training, bookkeeping, and what the tokenizer or loader reads elsewhere."""
 
@@ -94,4 +118,6 @@ def token_ids(value: Any) -> tuple[int, ...]:
         return (value,)
     if isinstance(value, list) and all(isinstance(v, int) and not isinstance(v, bool) for v in value):
         return tuple(value)
-    raise CheckpointError(f"eos_token_id in config.json is {value!r}", "it must be a number or a list of numbers", "correct the file")
+    raise CheckpointError(
+        f"eos_token_id in config.json is {value!r}", "it must be a number or a list of numbers", "correct the file"
+    )

@@ -8,7 +8,7 @@ serves every number of rows.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from atlas_core.contracts.ops import KVLayout, OpImplementation, OpNeed, OperandSpec, Packed
+from atlas_core.contracts.ops import KVLayout, OperandSpec, OpImplementation, OpNeed, Packed
 from atlas_core.model.matching import Pattern, Uses, match
 from atlas_core.model.program import Dim, Node, Program, Value
 from atlas_core.vocab.dtype import DType
@@ -31,7 +31,9 @@ class Bucket:
         """A symbolic dimension at its largest."""
         if isinstance(dim, int):
             return dim
-        return {"T": self.tokens, "S": self.sequences, "S+1": self.sequences + 1, "R": self.rows, "U": self.updates}[dim]
+        return {"T": self.tokens, "S": self.sequences, "S+1": self.sequences + 1, "R": self.rows, "U": self.updates}[
+            dim
+        ]
 
     def shape(self, value: Value) -> tuple[int, ...]:
         """A value's shape at its largest."""
@@ -199,7 +201,9 @@ class _Planner:
         for name, value in node.operands.items():
             if value.kind == "weight":
                 layout = self._context.layouts[value.name]
-                result[name] = asked.get(name) or Packed(f"stored:{layout.name}", layout.nbytes(need.operands[name].shape))
+                result[name] = asked.get(name) or Packed(
+                    f"stored:{layout.name}", layout.nbytes(need.operands[name].shape)
+                )
         return result
 
     def _settle(self, step: Step) -> None:

@@ -100,7 +100,9 @@ class Recorder:
     def node(self, op: Op, operands: Mapping[str, Value], attrs: Mapping[str, Any]) -> None:
         """Append a node. Raises ValueError unless operands and attrs are exactly those of the op, kinds and dtypes included."""
         if set(operands) != {o.name for o in op.operands} or set(attrs) != set(op.attrs):
-            raise ValueError(f"{op.name} takes {[o.name for o in op.operands]} and {op.attrs}, got {[*operands]} and {[*attrs]}")
+            raise ValueError(
+                f"{op.name} takes {[o.name for o in op.operands]} and {op.attrs}, got {[*operands]} and {[*attrs]}"
+            )
         for operand in op.operands:
             value = operands[operand.name]
             if value.kind != operand.kind or (operand.dtype and value.dtype != operand.dtype):

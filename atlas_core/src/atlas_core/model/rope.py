@@ -51,7 +51,11 @@ def read_rope(config: ConfigReader, default_theta: float | None = None) -> Rope:
     theta = config.get("rope_theta", (int, float), None)
     scaling = config.get("rope_scaling", dict, None)
     parameters = config.get("rope_parameters", dict, None)
-    if scaling and parameters and _normal(scaling) != {k: v for k, v in _normal(parameters).items() if k != "rope_theta"}:
+    if (
+        scaling
+        and parameters
+        and _normal(scaling) != {k: v for k, v in _normal(parameters).items() if k != "rope_theta"}
+    ):
         raise contradiction("rope_scaling", f"rope_parameters says {parameters!r}, rope_scaling says {scaling!r}")
     given = _normal({**(scaling or {}), **(parameters or {})})
     inner = given.pop("rope_theta", None)
@@ -74,7 +78,9 @@ def read_rope(config: ConfigReader, default_theta: float | None = None) -> Rope:
         extra = [key for key in extra if key != "original_max_position_embeddings"]
     if extra or missing:
         problem = f"lacks {', '.join(missing)}" if missing else f"has unknown {', '.join(extra)}"
-        raise CheckpointError(f"the {kind} rope scaling in config.json {problem}", f"it takes {wanted}", "correct the file")
+        raise CheckpointError(
+            f"the {kind} rope scaling in config.json {problem}", f"it takes {wanted}", "correct the file"
+        )
     return Rope(float(theta), kind, tuple((key, float(given[key])) for key in wanted))
 
 

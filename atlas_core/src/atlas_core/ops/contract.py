@@ -1,6 +1,6 @@
 """What an op is: named operands, constants, and a numpy reference that defines it."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -98,7 +98,7 @@ class OpSet(Mapping[str, Op]):
     def __getitem__(self, name: str) -> Op:
         return self._ops[name]
 
-    def __iter__(self):  # type: ignore[no-untyped-def]
+    def __iter__(self) -> Iterator[str]:
         return iter(self._ops)
 
     def __len__(self) -> int:

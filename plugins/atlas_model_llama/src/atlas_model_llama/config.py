@@ -41,16 +41,22 @@ def read_config(config: Mapping[str, Any], model_type: str) -> ModelSpec:
             "each key head serves the same number of query heads",
             "correct config.json",
         )
-    head_dim = reader.positive("head_dim", None) if reader.get("head_dim", int, None) is not None else _divided(hidden, heads)
+    head_dim = (
+        reader.positive("head_dim", None) if reader.get("head_dim", int, None) is not None else _divided(hidden, heads)
+    )
     if head_dim % 2:
-        raise CheckpointError(f"head_dim is {head_dim}", "rotary positions rotate pairs of dimensions", "correct config.json")
+        raise CheckpointError(
+            f"head_dim is {head_dim}", "rotary positions rotate pairs of dimensions", "correct config.json"
+        )
     reader.expect("hidden_act", ("silu", "swish"), "silu")
     reader.expect("pretraining_tp", (1,), 1)
     reader.expect("rope_interleaved", (False,), False)
     layers = reader.positive("num_hidden_layers")
     window = reader.get("sliding_window", int, None) if model_type == "mistral" else None
     if window is not None and window <= 0:
-        raise CheckpointError(f"sliding_window is {window}", "it counts tokens and must be above zero", "correct config.json")
+        raise CheckpointError(
+            f"sliding_window is {window}", "it counts tokens and must be above zero", "correct config.json"
+        )
     family = LlamaConfig(
         heads, kv_heads, head_dim, reader.positive("intermediate_size"),
         float(reader.get("rms_norm_eps", (int, float))), read_rope(reader, 10000.0 if model_type == "llama" else None),

@@ -1,0 +1,99 @@
+"""Conformance of installed hardware: from names to what is put on trial."""
+
+from collections.abc import Callable, Iterator
+from fnmatch import fnmatchcase
+
+from atlas_core.assembly.machine import Machine, choose_machine, kernel_tree
+from atlas_core.assembly.plan import settled
+from atlas_core.conformance import run
+from atlas_core.conformance.codecs import WeightCodec, codecs_of, plain_codecs
+from atlas_core.conformance.results import Report, Result, Timing
+from atlas_core.contracts.backend import GpuBackend
+from atlas_core.kernels.library import KernelLibrary
+from atlas_core.plugins import Registry
+from atlas_core.plugins.load import load
+from atlas_core.plugins.probe import Prober
+from atlas_core.runtime.null import NullBackend
+from atlas_core.settings import Settings
+from atlas_core.vocab.dtype import DType
+from atlas_core.vocab.errors import ResolveError
+from atlas_core.vocab.target import Target
+
+BYTES_PER_GB = 1e9
+
+
+def test_hardware(
+    registry: Registry, hardware: str, text: str, heard: Callable[[Result], None]
+) -> Iterator[tuple[str, Report]]:
+    """The report of every hardware that matches and is present. Raises ResolveError when none is."""
+    for machine in _present(registry, hardware):
+        backend = _open(machine)
+        try:
+            yield machine.name, run.test(_subject(machine, backend), _options(registry, machine, text), heard)
+        finally:
+            backend.close()
+
+
+def bench_hardware(
+    registry: Registry, hardware: str, text: str, heard: Callable[[Timing], None], clock: Callable[[], float]
+) -> Iterator[tuple[str, list[Timing]]]:
+    """Timings of every hardware that matches and is present; ``clock`` in seconds serves where the device keeps no time."""
+    for machine in _present(registry, hardware):
+        backend = _open(machine)
+        gbps = machine.chain[0].manifest.memory_bandwidth_gbps
+        try:
+            timings = run.bench(
+                _subject(machine, backend), _options(registry, machine, text),
+                bandwidth=gbps * BYTES_PER_GB if gbps else None, clock=clock, on_timing=heard,
+            )  # fmt: skip
+            yield machine.name, timings
+        finally:
+            backend.close()
+
+
+def support_of_hardware(registry: Registry, hardware: str, text: str) -> Iterator[tuple[str, Report]]:
+    """What every hardware that matches would take. Needs no device."""
+    for name in _matching(registry, hardware):
+        machine = choose_machine(registry, name)
+        yield machine.name, run.support(_subject(machine, NullBackend()), _options(registry, machine, text))
+
+
+def _matching(registry: Registry, hardware: str) -> list[str]:
+    tree = kernel_tree(registry)[0]
+    return [n for n in sorted(registry.hardware) if fnmatchcase(n, hardware) and not tree.require(n).manifest.abstract]
+
+
+def _present(registry: Registry, hardware: str) -> list[Machine]:
+    prober = Prober()
+    reasons, present = [], []
+    for name in _matching(registry, hardware):
+        verdict = prober.probe(registry.hardware[name].probe, registry.hardware.owner(name).dist)
+        if verdict.ok:
+            present.append(choose_machine(registry, name))
+        else:
+            reasons.append(f"{name}: {', '.join(verdict.reasons)}")
+    if not present:
+        raise ResolveError(
+            f"no hardware that matches {hardware!r} is here", "; ".join(reasons) or "none is installed", "atlas plugins list"
+        )
+    return present
+
+
+def _open(machine: Machine) -> GpuBackend:
+    library = KernelLibrary(machine.tree, machine.places, Target(machine.name, machine.arch))
+    backend: GpuBackend = load(machine.declaration.backend, machine.dist)(library, 0)
+    backend.bind_to_thread()
+    return backend
+
+
+def _subject(machine: Machine, backend: GpuBackend) -> run.Subject:
+    numerics = settled(Settings(), machine).numerics
+    return run.Subject(backend, machine.implementations, machine.arch, numerics, machine.fused)
+
+
+def _options(registry: Registry, machine: Machine, text: str) -> run.Options:
+    codecs: tuple[WeightCodec, ...] = plain_codecs()
+    for name, declaration in sorted(registry.quant_formats.items()):
+        if declaration.weights and name != "plain":
+            codecs += codecs_of(load(declaration.weights, registry.quant_formats.owner(name).dist)())
+    return run.Options(text, (DType(settled(Settings(), machine).dtype),), codecs)
