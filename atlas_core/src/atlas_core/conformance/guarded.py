@@ -45,7 +45,7 @@ class GuardedMemory:
         return data
 
     def damage(self) -> list[str]:
-        """One sentence for each buffer whose sentinels have changed, with the distance of the nearest changed byte."""
+        """One sentence for each buffer whose sentinels have changed, with the distance of the farthest changed byte."""
         found = []
         for name, (base, nbytes) in self._blocks.items():
             after = -(-max(nbytes, 1) // GUARD) * GUARD - nbytes + GUARD
@@ -53,9 +53,9 @@ class GuardedMemory:
             self._backend.copy_d2h(base, head.data)
             self._backend.copy_d2h(base + GUARD + nbytes, tail.data)
             if (bad := np.flatnonzero(head != _SENTINEL)).size:
-                found.append(f"{name} was written to {GUARD - int(bad[-1])} bytes before its start")
+                found.append(f"{name} was written to from {GUARD - int(bad[0])} bytes before its start on")
             if (bad := np.flatnonzero(tail != _SENTINEL)).size:
-                found.append(f"{name} was written to {int(bad[0])} bytes after its end")
+                found.append(f"{name} was written to up to {int(bad[-1]) + 1} bytes after its end")
         return found
 
     def free(self) -> None:

@@ -160,8 +160,9 @@ def with_caches(variant: Variant, implementation: OpImplementation, arch: str, n
 def padded(variant: Variant, operand: Operand, array: Array, shape: tuple[int, ...]) -> Array:
     """The array in a buffer of the bucket's shape, in its physical type.
 
-    Padding of floats is NaN. Padding of integers looks like the leftovers of an earlier step: valid indices, so that a kernel
-    that ignores the live counts does visible harm instead of crashing.
+    Padding of floats is NaN. Padding of integers looks like the leftovers of an earlier step, so that a kernel that ignores
+    the live counts does visible harm instead of crashing: token 0 of row 0 at position 0 in slot 0, rows that bring tokens, and
+    updates that write 77.
     """
     dims = variant.trial.first.shapes[operand.name]
     if operand.kind == "cache" or not dims or isinstance(dims[0], int):
@@ -169,14 +170,7 @@ def padded(variant: Variant, operand: Operand, array: Array, shape: tuple[int, .
     full = np.empty(shape, array.dtype)
     live = array.shape[0]
     full[:live] = array
-    if floating(variant.dtype(operand)):
-        full[live:] = np.nan
-    elif dims[0] == "S+1":
-        full[live:] = variant.bucket().tokens
-    elif live:
-        full[live:] = array[0]
-    else:
-        full[:] = 0
+    full[live:] = np.nan if floating(variant.dtype(operand)) else variant.bucket().tokens if dims[0] == "S+1" else 0
     if dims[0] == "U":
-        full[live:, 1] += 77
+        full[live:, 1] = 77
     return full
