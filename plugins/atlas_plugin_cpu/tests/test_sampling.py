@@ -111,6 +111,13 @@ def test_masked_tokens_are_never_chosen(bench, make_step):
     assert chosen == {7, 250}
 
 
+@pytest.mark.parametrize("fields", [{}, {Word.TOP_P: 0.9}, {Word.TOP_K: 5}, {Word.MIN_P: 0.1}])
+def test_a_row_without_any_allowed_token_still_names_a_token(bench, make_step, fields):
+    arrays = inputs(np.full((1, 100), -np.inf, np.float32), slots_with(fields))
+    step = make_step(tokens=1, sequences=1, rows=1, live=LIVE)
+    assert bench.run("sample", arrays, STRIDE, step, {"sampled": ((1,), np.int32)})["sampled"][0] == 0
+
+
 def test_a_row_samples_the_same_alone_and_in_a_batch(bench, make_step):
     logits = np.random.default_rng(3).standard_normal((4, 500)).astype(np.float32)
     seeded = {Word.SEED_LOW: 1234, Word.TEMPERATURE: 0.9, Word.POSITION: 11}

@@ -59,9 +59,12 @@ ATLAS_INLINE f32x16 take(const float* from, int lanes) { return lanes == kLanes 
 template <int kChunks>
 void attend(const float* q, const Pages& pages, int first, int last, int heads, float scale, float* y) {
     const Width<kChunks> width(pages.dim);
-    alignas(64) float out[kHeads][kMaxDim] = {};
+    alignas(64) float out[kHeads][kMaxDim];
     Running running[kHeads];
-    for (int h = 0; h < heads; ++h) running[h] = {-INFINITY, f32x16{}};
+    for (int h = 0; h < heads; ++h) {
+        running[h] = {-INFINITY, f32x16{}};
+        for (int d = 0; d < pages.dim; d += kLanes) store(out[h] + d, f32x16{});
+    }
     for (int start = first / kKeys * kKeys; start <= last; start += kKeys) {
         const int from = greater(first - start, 0), end = smaller(last - start + 1, kKeys);
         const float* keys[kKeys];

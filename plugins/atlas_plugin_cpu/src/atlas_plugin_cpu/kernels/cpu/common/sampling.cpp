@@ -11,7 +11,6 @@ namespace {
 constexpr int32_t kPromptBit = 1 << 30;
 constexpr int kBuckets = 256;
 constexpr float kBucketsPerUnit = 8.0f;
-constexpr float kLargestNoise = 16.64f;  // -log(-log(1 - 2^-24)), rounded up
 constexpr int kMaxLogprobs = 20;
 
 struct Candidate {
@@ -60,16 +59,18 @@ ATLAS_INLINE uint64_t mix(uint64_t z) {
 
 constexpr uint64_t kGolden = 0x9E3779B97F4A7C15u;
 
+// Gumbel noise of every token at one position. ``draw`` is uniform in (0, 1), ``noise`` what it stands for.
 struct Noise {
     uint64_t key;
     Noise(uint64_t seed, int32_t position) : key(mix(seed + kGolden * (static_cast<uint64_t>(static_cast<int64_t>(position)) + 1))) {}
 
-    float operator()(int32_t id) const {
+    ATLAS_INLINE float draw(int32_t id) const {
         const uint64_t z = mix(key + kGolden * (static_cast<uint64_t>(static_cast<int64_t>(id)) + 1));
-        float u = (static_cast<float>(z >> 40) + 0.5f) * 0x1p-24f;
-        if (u > 0x1.fffffep-1f) u = 0x1.fffffep-1f;  // the largest draw rounds to 1, whose noise would be infinite
-        return -logf(-logf(u));
+        const float u = (static_cast<float>(z >> 40) + 0.5f) * 0x1p-24f;
+        return u > 0x1.fffffep-1f ? 0x1.fffffep-1f : u;  // the largest draw rounds to 1, whose noise would be infinite
     }
+    static ATLAS_INLINE float noise(float u) { return -logf(-logf(u)); }
+    ATLAS_INLINE float operator()(int32_t id) const { return noise(draw(id)); }
 };
 
 // The largest key seen, lowest id on ties.
@@ -105,7 +106,10 @@ struct Choice {
     float top_p, min_p;
 
     ATLAS_INLINE float scaled(int id) const { return (logits[id] - largest) / temperature; }
-    ATLAS_INLINE bool passes_min_p(float value) const { return min_p <= 0 || exp(static_cast<double>(value)) >= static_cast<double>(min_p); }
+    // The best token, whose value is 0, always passes.
+    ATLAS_INLINE bool passes_min_p(float value) const {
+        return min_p <= 0 || value == 0 || exp(static_cast<double>(value)) >= static_cast<double>(min_p);
+    }
 };
 
 ATLAS_INLINE int bucket(float value) {
@@ -113,20 +117,28 @@ ATLAS_INLINE int bucket(float value) {
     return b < kBuckets - 1 ? static_cast<int>(b) : kBuckets - 1;
 }
 
-// No top-k and no top-p: noise is drawn only where it could still win.
+// No top-k and no top-p. A token that needs more than i of noise to win has a draw of at least least[i], which tells nearly all
+// losers apart without a logarithm, and without a branch that is hard to predict.
 int32_t choose_by_noise(const Choice& c, const Noise& noise) {
+    constexpr int kSteps = 17;  // noise is never above 16.64
+    float least[kSteps];
+    for (int i = 0; i < kSteps; ++i) least[i] = i == 0 ? 0.0f : static_cast<float>(exp(-exp(-static_cast<double>(i)))) - 1e-6f;
     Best best;
     const int32_t likely = first_equal(c.logits, c.vocabulary, c.largest);
     best.offer(noise(likely), likely);
     for (int32_t id = 0; id < c.vocabulary; ++id) {
-        const float value = c.scaled(id);
-        if (value + kLargestNoise < best.key || !c.passes_min_p(value)) continue;
-        best.offer(value + noise(id), id);
+        const float value = c.scaled(id), needed = best.key - value, u = noise.draw(id);
+        const float capped = needed < kSteps - 1 ? needed : kSteps - 1;
+        const float step = capped > 0 ? capped : 0.0f;
+        if (u < least[static_cast<int>(step)] || !c.passes_min_p(value)) continue;
+        best.offer(value + Noise::noise(u), id);
     }
     return best.id;
 }
 
-// The candidates that pass top-k and top-p, best first; returns how many, at least one. ``list`` has room for the vocabulary.
+// The tokens that pass top-k and top-p, in no order; returns how many, at least one. ``list`` has room for the vocabulary.
+//
+// Scaled logits are counted in buckets; all buckets before the one in which a limit falls pass whole, and only that one is sorted.
 int filtered(const Choice& c, Candidate* list) {
     const bool by_count = c.top_k > 0 && c.top_k < c.vocabulary;
     int counts[kBuckets] = {};
@@ -138,42 +150,43 @@ int filtered(const Choice& c, Candidate* list) {
         if (!by_count) mass[b] += exp(static_cast<double>(value));
     }
     for (int b = 0; b < kBuckets; ++b) total += mass[b];
-    int last = 0;
-    double reached = mass[0];
-    // A hair more than top_p, so that the order of summation cannot exclude a token here; the exact test follows.
-    const double wanted = static_cast<double>(c.top_p) * total * (1 + 1e-9);
-    for (int count = counts[0]; last < kBuckets - 1 && (by_count ? count < c.top_k : reached < wanted);) {
-        ++last;
-        count += counts[last];
+    const double wanted = static_cast<double>(c.top_p) * total;
+    int last = 0, before_last = 0;
+    double reached = 0;
+    while (last < kBuckets - 1 && (by_count ? before_last + counts[last] < c.top_k : reached + mass[last] < wanted)) {
+        before_last += counts[last];
         reached += mass[last];
+        ++last;
     }
-    int n = 0;
+    int sure = 0, n = before_last;
     for (int id = 0; id < c.vocabulary; ++id) {
         const float value = c.scaled(id);
-        if (bucket(value) <= last) list[n++] = {value, id};
+        const int b = bucket(value);
+        if (b < last) list[sure++] = {value, id};
+        else if (b == last) list[n++] = {value, id};
     }
-    sort(list, n);
+    sort(list + sure, n - sure);
     if (by_count) {
-        n = smaller(n, c.top_k);
+        n = c.top_k;
+        if (c.top_p >= 1) return n;
+        sort(list, n);
         for (int i = 0; i < n; ++i) total += exp(static_cast<double>(list[i].value));
+        sure = 0;
     }
-    if (c.top_p < 1) {
-        double sum = 0;
-        int kept = 0;
-        for (; kept < n && sum < static_cast<double>(c.top_p) * total; ++kept) sum += exp(static_cast<double>(list[kept].value));
-        n = kept;
-    }
-    return n > 1 ? n : 1;
+    int kept = sure;
+    for (; kept < n && reached < static_cast<double>(c.top_p) * total; ++kept) reached += exp(static_cast<double>(list[kept].value));
+    return kept > 1 ? kept : 1;
 }
 
 int32_t choose(const Choice& c, const Noise& noise, Candidate* list) {
-    if (c.temperature == 0) return first_equal(c.logits, c.vocabulary, c.largest);
+    // Logits that are all masked, or overflowed, have no distribution: the first largest is as good as any.
+    if (c.temperature == 0 || !(fabsf(c.largest) < INFINITY)) return first_equal(c.logits, c.vocabulary, c.largest);
     const bool by_count = c.top_k > 0 && c.top_k < c.vocabulary;
     if (!by_count && c.top_p >= 1) return choose_by_noise(c, noise);
     const int n = filtered(c, list);
     Best best;
     for (int i = 0; i < n; ++i)
-        if (i == 0 || c.passes_min_p(list[i].value)) best.offer(list[i].value + noise(list[i].id), list[i].id);
+        if (c.passes_min_p(list[i].value)) best.offer(list[i].value + noise(list[i].id), list[i].id);
     return best.id;
 }
 
