@@ -1,0 +1,41 @@
+"""What the kernel's files say about processors and memory."""
+
+import os
+
+import pytest
+
+from atlas_plugin_cpu import machine
+
+
+@pytest.mark.parametrize(
+    ("text", "want"), [("max 100000", None), ("150000 100000", 1.5), ("50000 100000\n", 0.5), ("", None)]
+)
+def test_quota(text, want):
+    assert machine.quota(text) == want
+
+
+def test_a_quota_caps_the_processors(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    for text, want in (("max 100000", 8), ("250000 100000", 2), ("10000 100000", 1), ("", 8)):
+        monkeypatch.setattr(machine, "_read", lambda _, text=text: text)
+        assert machine.usable_processors() == want
+
+
+def test_memory_is_capped_by_the_control_group(monkeypatch):
+    files = {
+        "meminfo": "MemTotal: 1000 kB\nMemAvailable: 800 kB\nHugePages_Total: 0\n",
+        "memory.max": "512000\n",
+        "memory.current": "300000\n",
+        "memory.stat": "anon 5\ninactive_file 100000\nactive_file 50000\n",
+    }
+    monkeypatch.setattr(machine, "_read", lambda path: files.get(path.name, ""))
+    assert machine.memory() == (512000 - 150000, 512000)
+    files["memory.max"] = "max\n"
+    assert machine.memory() == (800 * 1024, 1000 * 1024)
+
+
+def test_the_probe_accepts_this_machine_last():
+    verdict = machine.probe()
+    assert verdict.ok
+    assert verdict.rank < 0
+    assert "processors" in verdict.reasons[0]
