@@ -1,10 +1,14 @@
 """What the kernel's files say about processors and memory."""
 
 import os
+from types import SimpleNamespace
 
 import pytest
 
+from atlas_core.vocab.errors import DeviceError
+from atlas_core.vocab.target import Target
 from atlas_plugin_cpu import machine
+from atlas_plugin_cpu.backend import open_backend
 
 
 @pytest.mark.parametrize(
@@ -39,3 +43,13 @@ def test_the_probe_accepts_this_machine_last():
     assert verdict.ok
     assert verdict.rank < 0
     assert "processors" in verdict.reasons[0]
+
+
+def test_an_older_processor_refuses_kernels_that_would_crash_it(monkeypatch):
+    flags = "fpu sse avx avx2 bmi1 bmi2 f16c fma movbe xsave avx512f"
+    monkeypatch.setattr(machine, "_read", lambda _: f"processor\t: 0\nmodel name\t: Old One\nflags\t\t: {flags}\n")
+    assert machine.missing_features("x86-64-v3") == ()
+    assert machine.missing_features("x86-64-v4") == ("avx512bw", "avx512cd", "avx512dq", "avx512vl")
+    library = SimpleNamespace(target=Target("cpu", "x86-64-v4"))
+    with pytest.raises(DeviceError, match="do not run on Old One"):
+        open_backend(library)

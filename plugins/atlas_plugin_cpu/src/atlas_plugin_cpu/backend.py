@@ -250,4 +250,11 @@ def open_backend(library: KernelLibrary, ordinal: int = 0, *, threads: int | Non
         raise UsageError(
             f"{threads} threads cannot run anything", "the number includes the calling thread", "use 1 or more"
         )
+    missing = machine.missing_features(library.target.arch)
+    if missing:
+        raise DeviceError(
+            f"kernels for {library.target.arch} do not run on {machine.processor_name()}",
+            f"it lacks {', '.join(missing)}",
+            "build kernels for this machine: atlas kernels build --hw cpu --arch native",
+        )
     return CpuBackend(library, threads or machine.usable_processors())

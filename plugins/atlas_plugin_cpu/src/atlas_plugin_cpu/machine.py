@@ -8,6 +8,9 @@ from pathlib import Path
 from atlas_core.vocab.verdict import Verdict
 
 _CGROUP = Path("/sys/fs/cgroup")
+_CPUINFO = Path("/proc/cpuinfo")
+_V3 = frozenset({"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "xsave"})
+_FEATURES = {"x86-64-v3": _V3, "x86-64-v4": _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}}
 
 
 def _read(path: Path) -> str:
@@ -57,13 +60,23 @@ def memory() -> tuple[int, int]:
     return max(available, 0), total
 
 
+def _cpuinfo(wanted: str) -> str:
+    """The first value of a key of /proc/cpuinfo; empty when there is none."""
+    for line in _read(_CPUINFO).splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() == wanted:
+            return value.strip()
+    return ""
+
+
 def processor_name() -> str:
     """The processor's own name, else the architecture."""
-    for line in _read(Path("/proc/cpuinfo")).splitlines():
-        key, _, value = line.partition(":")
-        if key.strip() == "model name":
-            return value.strip()
-    return platform.machine()
+    return _cpuinfo("model name") or platform.machine()
+
+
+def missing_features(arch: str) -> tuple[str, ...]:
+    """Instruction sets of ``arch`` that this processor lacks: running its kernels would end the process."""
+    return tuple(sorted(_FEATURES.get(arch, frozenset()) - set(_cpuinfo("flags").split())))
 
 
 def probe() -> Verdict:
