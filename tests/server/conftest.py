@@ -29,6 +29,8 @@ TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}\n{% endfor %}{%
 class ByteTokenizer:
     """Ids 0 to 255 are bytes; ``<bos>`` and ``<eos>`` are control tokens."""
 
+    special_ids = frozenset({BOS, EOS})
+
     def encode(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
         ids = [BOS] if add_special else []
         for part in text.split("<eos>") if parse_special else [text]:

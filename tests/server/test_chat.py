@@ -78,7 +78,8 @@ def test_logprobs(serve, kit):
         entries = choice["logprobs"]["content"]
         assert choice["logprobs"]["refusal"] is None
         assert len(entries) == len(kit.answer.encode()) + 1
-        joined = bytes(byte for entry in entries[:-1] for byte in entry["bytes"])
+        assert entries[-1]["bytes"] is None  # the end of the turn is a token, and adds no text
+        joined = bytes(byte for entry in entries for byte in entry["bytes"] or ())
         assert joined.decode() == choice["message"]["content"]
         assert {len(entry["top_logprobs"]) for entry in entries} == {count}
         for entry in entries:

@@ -77,6 +77,14 @@ def test_legacy_logprobs(serve, kit):
     assert serve().complete(logprobs=0).json()["choices"][0]["logprobs"]["top_logprobs"][at] == {"s": -0.5}
 
 
+def test_hidden_tokens_take_no_room(serve, kit):
+    server = serve(kit.engine(answer=lambda request: kit.deltas(request, "a")))
+    hidden = server.complete(logprobs=0, ignore_eos=True, max_tokens=4).json()["choices"][0]
+    assert (hidden["text"], hidden["logprobs"]["text_offset"]) == ("aa", [0, 1, 1, 2])
+    shown = server.complete(logprobs=0, ignore_eos=True, max_tokens=4, skip_special_tokens=False).json()["choices"][0]
+    assert (shown["text"], shown["logprobs"]["text_offset"]) == ("a<eos>a<eos>", [0, 1, 6, 7])
+
+
 def test_the_default_length_is_sixteen(serve):
     server = serve()
     body = server.complete(max_tokens=None, ignore_eos=True).json()

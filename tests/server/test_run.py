@@ -41,6 +41,7 @@ class Engine:
         self.closed = True
 
 class Tokenizer:
+    special_ids = frozenset()
     def encode(self, text, **more):
         return [*text.encode()]
     def decode(self, ids, **more):
@@ -104,7 +105,7 @@ def start():
         server.process.communicate()
 
 
-def streaming(server, tokens):
+def streaming(kit, server, tokens):
     got = {}
 
     def read():
@@ -115,15 +116,14 @@ def streaming(server, tokens):
 
     thread = threading.Thread(target=read)
     thread.start()
-    while len(got.get("lines", [])) < 2:
-        time.sleep(0.01)
+    kit.until(lambda: len(got.get("lines", [])) >= 2)
     return thread, got
 
 
 @pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_drains(start, sig):
+def test_a_signal_drains(start, kit, sig):
     server = start()
-    thread, got = streaming(server, 60)
+    thread, got = streaming(kit, server, 60)
     server.process.send_signal(sig)
     health = "ready"
     while health == "ready":
@@ -140,9 +140,9 @@ def test_a_signal_drains(start, sig):
     assert "Traceback" not in err
 
 
-def test_what_outlasts_the_deadline_is_told_so(start):
+def test_what_outlasts_the_deadline_is_told_so(start, kit):
     server = start("serve", 0.3)
-    thread, got = streaming(server, 100_000 // 250)
+    thread, got = streaming(kit, server, 100_000 // 250)
     begun = time.monotonic()
     server.process.send_signal(signal.SIGTERM)
     thread.join(10)
@@ -152,9 +152,9 @@ def test_what_outlasts_the_deadline_is_told_so(start):
     assert 0.3 <= time.monotonic() - begun < 4
 
 
-def test_the_second_signal_ends_at_once(start):
+def test_the_second_signal_ends_at_once(start, kit):
     server = start("serve", 60)
-    thread, got = streaming(server, 400)
+    thread, got = streaming(kit, server, 400)
     server.process.send_signal(signal.SIGTERM)
     time.sleep(0.3)
     begun = time.monotonic()

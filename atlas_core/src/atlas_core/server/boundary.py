@@ -18,6 +18,7 @@ from atlas_core.vocab.errors import AtlasError
 
 _LOG = logging.getLogger("atlas.request")
 _GIVEN_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+PROBES = frozenset({"/health", "/live", "/metrics"})
 CLIENT_GONE = 499
 """Never sent, only written down: the client did not wait for its answer."""
 
@@ -88,7 +89,8 @@ class Boundary:
         finally:
             record.seconds = self._clock() - started
             self._metrics.request(record.endpoint, record.status, record.seconds)
-            _LOG.info("%s", self._write(record))
+            # Probes come every few seconds and would bury the requests.
+            _LOG.log(logging.DEBUG if record.endpoint in PROBES else logging.INFO, "%s", self._write(record))
 
 
 def error_response(error: AtlasError) -> Response:

@@ -81,7 +81,7 @@ class ChatChunks:
     ) -> bytes:
         choice = self._heads[index] + content
         if delta is not None and self._turn.wants_logprobs:
-            choice += b',"logprobs":' + encode(_logprobs(chat_logprobs(delta.logprobs)))
+            choice += b',"logprobs":' + encode(_logprobs(chat_logprobs(delta.logprobs, self._turn.hidden)))
         else:
             choice += b',"logprobs":null'
         choice += b',"finish_reason":' + finish
@@ -130,7 +130,7 @@ def _choice(turn: Turn, index: int, output: Output) -> dict[str, Any]:
     choice = {
         "index": index,
         "message": {"role": "assistant", "content": output.text, "refusal": None},
-        "logprobs": _logprobs(chat_logprobs(output.positions)) if turn.wants_logprobs else None,
+        "logprobs": _logprobs(chat_logprobs(output.positions, turn.hidden)) if turn.wants_logprobs else None,
         "finish_reason": output.finish,
     }
     return choice | ({"token_ids": output.tokens} if turn.token_ids else {})

@@ -64,7 +64,7 @@ class CompletionChunks:
         self._turn = turn
         self._template = ChunkTemplate(_envelope(turn), usage_null=turn.include_usage)
         self._opened = [False] * len(turn.sequences)
-        self._logprobs = [LegacyLogprobs() for _ in turn.sequences]
+        self._logprobs = [LegacyLogprobs(turn.hidden) for _ in turn.sequences]
         self._heads = [f'{{"index":{index},"text":'.encode() for index in range(len(turn.sequences))]
 
     def chunk(self, index: int, delta: Delta) -> bytes:
@@ -103,7 +103,7 @@ def _choice(turn: Turn, index: int, output: Output) -> dict[str, Any]:
     choice = {
         "index": index,
         "text": prompt.echo + output.text,
-        "logprobs": LegacyLogprobs().piece(output.positions) if turn.wants_logprobs else None,
+        "logprobs": LegacyLogprobs(turn.hidden).piece(output.positions) if turn.wants_logprobs else None,
         "finish_reason": output.finish,
     }
     return choice | ({"token_ids": output.tokens, "prompt_token_ids": prompt.ids} if turn.token_ids else {})

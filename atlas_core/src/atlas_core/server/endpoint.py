@@ -120,6 +120,7 @@ class Generation(Generic[R]):
         return Turn(
             answer_id, int(time.time()), model, info.fingerprint, tuple(prompts), n,
             sequences(prompts, n, sampling, answer_id, arrival),
+            hidden=service.model.tokenizer.special_ids if sampling.skip_special_tokens else frozenset(),
             stream=bool(request.stream),
             include_usage=bool(options and options.include_usage),
             token_ids=bool(request.return_token_ids),

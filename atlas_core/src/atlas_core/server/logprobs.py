@@ -10,9 +10,12 @@ FLOOR = -9999.0
 """Stands for minus infinity, which JSON cannot say."""
 
 
-def chat_logprobs(positions: Iterable[Position]) -> list[dict[str, Any]]:
-    """Entries of ``logprobs.content``: one a token, with the bytes that its text may only be part of."""
-    return [{**_entry(p.chosen), "top_logprobs": [_entry(entry) for entry in p.top]} for p in positions]
+def chat_logprobs(positions: Iterable[Position], hidden: frozenset[int]) -> list[dict[str, Any]]:
+    """Entries of ``logprobs.content``, one a token.
+
+    ``bytes`` are those that a token adds to the answer, so that joined they are its text; null for ``hidden`` tokens, which add none.
+    """
+    return [{**_entry(p.chosen, hidden), "top_logprobs": [_entry(top, hidden) for top in p.top]} for p in positions]
 
 
 class LegacyLogprobs:
@@ -21,9 +24,10 @@ class LegacyLogprobs:
     ``text_offset`` is the number of characters before the one that a token begins or goes on with.
     """
 
-    def __init__(self, offset: int = 0) -> None:
-        """``offset`` is the length of the text before the first token."""
-        self._offset = offset
+    def __init__(self, hidden: frozenset[int]) -> None:
+        """``hidden`` are tokens that are not shown, and so take no room in the text."""
+        self._hidden = hidden
+        self._offset = 0
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def piece(self, positions: Sequence[Position]) -> dict[str, list[Any]]:
@@ -32,12 +36,13 @@ class LegacyLogprobs:
             "tokens": [_spelling(p.chosen) for p in positions],
             "token_logprobs": [_finite(p.chosen.logprob) for p in positions],
             "top_logprobs": [_alternatives(p) for p in positions],
-            "text_offset": [self._advance(p.chosen.bytes) for p in positions],
+            "text_offset": [self._advance(p.chosen) for p in positions],
         }
 
-    def _advance(self, data: bytes) -> int:
+    def _advance(self, token: TokenLogprob) -> int:
         at = self._offset
-        self._offset += len(self._decoder.decode(data))
+        if token.id not in self._hidden:
+            self._offset += len(self._decoder.decode(token.bytes))
         return at
 
 
@@ -46,8 +51,9 @@ def _alternatives(position: Position) -> dict[str, float]:
     return {_spelling(entry): _finite(entry.logprob) for entry in (*position.top, position.chosen)}
 
 
-def _entry(token: TokenLogprob) -> dict[str, Any]:
-    return {"token": token.token, "logprob": _finite(token.logprob), "bytes": list(token.bytes)}
+def _entry(token: TokenLogprob, hidden: frozenset[int]) -> dict[str, Any]:
+    data = None if token.id in hidden else list(token.bytes)
+    return {"token": token.token, "logprob": _finite(token.logprob), "bytes": data}
 
 
 def _spelling(token: TokenLogprob) -> str:

@@ -42,7 +42,12 @@ class Engine(Protocol):
 
 
 class Tokenizer(Protocol):
-    """Text to ids and back; thread-safe."""
+    """Text to ids and back; thread-safe. ``special_ids`` are control tokens, which answers do not show unless asked to."""
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """See above."""
+        ...
 
     def encode(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
         """Ids of ``text``; ``add_special`` adds what belongs round every text, ``parse_special`` reads control tokens."""

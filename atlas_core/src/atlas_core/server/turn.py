@@ -20,7 +20,7 @@ class Prompt:
 class Turn:
     """One request, understood. Choice ``i`` is ``sequences[i]``; it answers ``prompts[i // n]``.
 
-    ``created`` is Unix time, seconds. ``fingerprint`` identifies model, plugins and settings.
+    ``hidden`` are the tokens whose text answers do not show. ``created`` is Unix time, seconds. ``fingerprint`` identifies model, plugins and settings.
     """
 
     id: str
@@ -30,6 +30,7 @@ class Turn:
     prompts: tuple[Prompt, ...]
     n: int
     sequences: tuple[Generate, ...]
+    hidden: frozenset[int] = frozenset()
     stream: bool = False
     include_usage: bool = False
     token_ids: bool = False
