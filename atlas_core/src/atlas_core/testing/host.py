@@ -20,6 +20,7 @@ from atlas_core.ops.primitives import PRIMITIVES
 from atlas_core.ops.step import COUNT_WORDS, Count
 from atlas_core.runtime.null import Injection, NullBackend, NullLaunch
 from atlas_core.vocab.dtype import DType
+from atlas_core.vocab.errors import KernelError
 from atlas_core.vocab.kernel import Arg, Geometry, i32, ptr
 from atlas_core.vocab.layout import StorageLayout
 from atlas_core.vocab.verdict import Verdict
@@ -48,6 +49,12 @@ class HostBackend(NullBackend):
     def __init__(self, kernels: HostKernels, **knobs: Any) -> None:
         super().__init__(injection=Injection(on_launch=self._compute), arch="host", **knobs)
         self._bound = kernels
+
+    def kernel(self, module: str, entry: str) -> tuple[str, str]:
+        """Every entry of the module of references; nothing else exists."""
+        if module != MODULE:
+            raise KernelError(f"there is no kernel {module}:{entry} for host", f"the only module is {MODULE}")
+        return module, entry
 
     def _compute(self, launch: NullLaunch) -> None:
         self._bound.calls[int(launch.args[-1].value)](self.view, launch.args[:-1])
