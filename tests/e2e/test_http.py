@@ -1,0 +1,196 @@
+"""``atlas serve`` as an operator starts it, and clients on the other side of its socket."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import openai
+import pytest
+
+TINY = Path(__file__).parents[1] / "data" / "tiny" / "llama"
+START_SECONDS = 60
+
+
+class Server:
+    """One process, told apart by what it prints."""
+
+    def __init__(self, log: Path, *flags: str) -> None:
+        command = [sys.executable, "-m", "atlas_core", "serve", str(TINY), "--hw", "cpu", "--port", "0", *flags]
+        self.log = log
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("ATLAS_")}
+        with log.open("w") as file:
+            self.process = subprocess.Popen(command, stdout=file, stderr=file, env=environment)
+        self.url = self._url()
+        self.http = httpx.Client(base_url=self.url, timeout=60, trust_env=False)
+
+    def _url(self) -> str:
+        for _ in range(START_SECONDS * 20):
+            found = re.search(r"^ready: (\S+)/v1", self.log.read_text(), re.MULTILINE)
+            if found:
+                return found[1]
+            assert self.process.poll() is None, self.log.read_text()
+            try:
+                self.process.wait(0.05)
+            except subprocess.TimeoutExpired:
+                continue
+        raise AssertionError(self.log.read_text())
+
+    def complete(self, **body: Any) -> dict[str, Any]:
+        response = self.http.post("/v1/completions", json=body)
+        assert response.status_code == 200, response.text
+        return dict(response.json())
+
+    def gauge(self, name: str) -> float:
+        text = self.http.get("/metrics").text
+        return float(re.search(rf"^{name} (\S+)$", text, re.MULTILINE)[1])  # type: ignore[index]
+
+    def stop(self) -> int:
+        self.http.close()
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(20)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    running = Server(tmp_path_factory.mktemp("serve") / "log", "--max-batch-size", "4", "--served-model-name", "tiny")
+    try:
+        yield running
+    finally:
+        assert running.stop() == 0, running.log.read_text()
+        assert "Traceback" not in running.log.read_text()
+
+
+@pytest.fixture(scope="module")
+def golden() -> dict[str, list[int]]:
+    with np.load(TINY / "golden.npz") as file:
+        return {name: file[name].tolist() for name in ("input_ids", "gen_ids", "long_ids", "long_gen_ids")}
+
+
+def greedy(server: Server, prompt: list[int], **more: Any) -> dict[str, Any]:
+    body = {"prompt": prompt, "max_tokens": 16, "temperature": 0, "ignore_eos": True, "return_token_ids": True, **more}
+    return dict(server.complete(**body)["choices"][0])
+
+
+def test_the_reference_ids(server: Server, golden: dict[str, list[int]]) -> None:
+    assert greedy(server, golden["input_ids"])["token_ids"] == golden["gen_ids"]
+    assert greedy(server, golden["long_ids"])["token_ids"] == golden["long_gen_ids"]
+
+
+def test_the_same_alone_and_among_others(server: Server, golden: dict[str, list[int]]) -> None:
+    prompts = [golden["input_ids"][:size] for size in (1, 3, 8, 17)] + [golden["long_ids"], golden["input_ids"]]
+    alone = [greedy(server, prompt) for prompt in prompts]
+    sampled = server.complete(prompt=prompts[3], temperature=0.9, seed=1234, max_tokens=20)["choices"][0]["text"]
+    with ThreadPoolExecutor(8) as pool:
+        noise = [pool.submit(server.complete, prompt=[5], temperature=1, max_tokens=60) for _ in range(2)]
+        seeded = pool.submit(server.complete, prompt=prompts[3], temperature=0.9, seed=1234, max_tokens=20)
+        together = list(pool.map(lambda prompt: greedy(server, prompt), prompts))
+        assert seeded.result()["choices"][0]["text"] == sampled
+        assert noise[0].result()["choices"][0]["text"] != noise[1].result()["choices"][0]["text"]
+    assert together == alone
+
+
+def test_a_stream_says_the_same(server: Server, golden: dict[str, list[int]]) -> None:
+    body = {"max_tokens": 24, "temperature": 0, "logprobs": 3, "return_token_ids": True, "prompt": golden["input_ids"]}
+    whole = server.complete(**body)
+    with server.http.stream("POST", "/v1/completions", json={**body, "stream": True}) as response:
+        lines = [line.removeprefix("data: ") for line in response.iter_lines() if line]
+    assert lines.pop() == "[DONE]"
+    choices = [json.loads(line)["choices"][0] for line in lines]
+    wanted = whole["choices"][0]
+    assert "".join(choice["text"] for choice in choices) == wanted["text"]
+    assert [token for choice in choices for token in choice["token_ids"]] == wanted["token_ids"]
+    for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+        assert [value for choice in choices for value in choice["logprobs"][name]] == wanted["logprobs"][name]
+
+
+def test_stop_strings_cut_the_same_text(server: Server, golden: dict[str, list[int]]) -> None:
+    text = greedy(server, golden["input_ids"])["text"]
+    stop = text[len(text) // 2 : len(text) // 2 + 2]
+    cut = greedy(server, golden["input_ids"], stop=[stop])
+    assert cut["text"] == text[: text.index(stop)]
+    assert cut["finish_reason"] == "stop"
+
+
+def test_text_and_ids_are_the_same_prompt(server: Server) -> None:
+    ids = server.http.post("/tokenize", json={"prompt": "hello wörld"}).json()["tokens"]
+    by_text = server.complete(prompt="hello wörld", max_tokens=8, temperature=0, return_token_ids=True)["choices"][0]
+    assert by_text["prompt_token_ids"] == ids
+    assert by_text["token_ids"] == greedy(server, ids, max_tokens=8, ignore_eos=False)["token_ids"]
+
+
+def test_chat_through_the_sdk(server: Server) -> None:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0) as client:
+        asked: dict[str, Any] = {
+            "model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 12, "temperature": 0,
+            "logprobs": True, "top_logprobs": 2,
+        }  # fmt: skip
+        whole = client.chat.completions.create(**asked)
+        chunks = list(client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text == whole.choices[0].message.content
+    assert chunks[-1].usage == whole.usage
+    entries = whole.choices[0].logprobs.content  # type: ignore[union-attr]
+    assert entries is not None
+    assert whole.usage is not None
+    assert len(entries) == whole.usage.completion_tokens
+    assert b"".join(bytes(entry.bytes or ()) for entry in entries).decode(errors="replace") == text
+
+
+def test_the_context_ends_the_answer(server: Server) -> None:
+    body = server.complete(prompt=[7] * 500, max_tokens=100, ignore_eos=True)
+    assert (body["usage"]["completion_tokens"], body["choices"][0]["finish_reason"]) == (12, "length")
+    response = server.http.post("/v1/completions", json={"prompt": [7] * 512})
+    assert (response.status_code, response.json()["error"]["code"]) == (400, "context_length_exceeded")
+
+
+def test_a_client_that_leaves_frees_its_place(server: Server) -> None:
+    body = {"prompt": [5], "max_tokens": 500, "ignore_eos": True, "stream": True}
+    with server.http.stream("POST", "/v1/completions", json=body) as response:
+        next(response.iter_lines())
+    for _ in range(50):
+        if server.gauge("atlas_sequences_inside") == server.gauge("atlas_requests_running") == 0:
+            break
+        server.complete(prompt=[5], max_tokens=1)  # gauges come with steps
+    assert server.gauge("atlas_requests_running") == server.gauge("atlas_kv_tokens_used") == 0
+
+
+def test_a_signal_finishes_what_runs_and_leaves_no_process(tmp_path: Path) -> None:
+    server = Server(tmp_path / "log")
+    children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()
+    assert len(children) == 1
+    body = {"prompt": [5], "max_tokens": 400, "ignore_eos": True, "stream": True}
+    with server.http.stream("POST", "/v1/completions", json=body) as response:
+        lines = response.iter_lines()
+        next(lines)
+        server.process.send_signal(signal.SIGTERM)
+        rest = [line for line in lines if line]
+    assert rest[-1] == "data: [DONE]"
+    server.http.close()
+    assert server.process.wait(20) == 0
+    assert not Path(f"/proc/{children[0]}").exists()
+    assert "draining" in server.log.read_text()
+
+
+def test_a_killed_engine_fails_its_requests_and_the_server_says_so(tmp_path: Path) -> None:
+    server = Server(tmp_path / "log")
+    (child,) = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()
+    body = {"prompt": [5], "max_tokens": 500, "ignore_eos": True, "stream": True}
+    with server.http.stream("POST", "/v1/completions", json=body) as response:
+        lines = response.iter_lines()
+        next(lines)
+        os.kill(int(child), signal.SIGKILL)
+        last = [line for line in lines if line][-1]
+    assert json.loads(last.removeprefix("data: "))["error"]["code"] == "faulted"
+    assert server.http.get("/health").json()["status"] == "faulted"
+    assert server.http.post("/v1/completions", json=body).headers["x-should-retry"] == "false"
+    assert server.stop() == 0
