@@ -125,7 +125,7 @@ class Decode(_Attention):
         while splits < MAX_SPLITS and tiles * need.sequences * splits < context.workers:
             splits *= 2
         warps, keys = 8, KEY_TILE
-        floats = warps * keys * 8 + 3 * warps * 8 + warps * self.group * self.head_dim + 2 * 8 + self.group * self.head_dim
+        floats = 4 * self.head_dim + warps * keys * 8 + 3 * warps * 8 + warps * self.group * self.head_dim + 2 * 8 + self.group * self.head_dim
         geometry = Geometry((splits, tiles, need.sequences), (warps * 32, 1, 1), 4 * floats)
         return self.launch(context, geometry, self.arguments(need, context), cluster=(splits, 1, 1))
 

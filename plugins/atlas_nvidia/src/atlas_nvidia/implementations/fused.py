@@ -17,7 +17,7 @@ from atlas_nvidia.implementations.base import (
     stored_f32,
     unbounded,
 )
-from atlas_nvidia.implementations.linear import THREADS, sums_bytes
+from atlas_nvidia.implementations.linear import THREADS, streaming_bytes
 
 COLUMNS = 8
 
@@ -25,7 +25,7 @@ COLUMNS = 8
 def norm_bytes(width: int, capacity: int) -> int:
     """Shared memory of a streaming kernel that normalises ``capacity`` columns of ``width`` first (gemv.cuh)."""
     stride = -(-width // 64) * 64 + 32
-    return sums_bytes(COLUMNS) + 2 * capacity * stride + 4 * width + 4 * 8 * COLUMNS
+    return streaming_bytes(COLUMNS) + 2 * capacity * stride + 4 * width + 4 * 8 * COLUMNS
 
 
 class _Normed(Implementation):
@@ -48,9 +48,9 @@ class _Normed(Implementation):
         return reasons
 
     def geometry(self, need: OpNeed, context: BindContext, tiles: int) -> Geometry:
-        """Two blocks a processor, or one a tile."""
+        """One block a processor, or one a tile."""
         tokens, width = need.operands["x"].shape
-        return Geometry((min(tiles, 2 * context.workers), 1, 1), (THREADS, 1, 1), norm_bytes(width, tokens))
+        return Geometry((min(tiles, context.workers), 1, 1), (THREADS, 1, 1), norm_bytes(width, tokens))
 
 
 class NormQkvRopeAppend(_Normed):

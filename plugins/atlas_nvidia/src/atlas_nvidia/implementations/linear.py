@@ -24,9 +24,14 @@ ROWS = 16
 THREADS = 256
 
 
-def sums_bytes(columns: int) -> int:
-    """Shared memory for the sums of the 8 warps of a streaming kernel, two tiles deep."""
-    return 2 * 8 * ROWS * columns * 4
+DEPTH = 5
+"""Chunks of weights that a warp keeps in flight (GEMV_DEPTH)."""
+_DEPTHS = {8: DEPTH, 16: DEPTH, 32: 3}
+
+
+def streaming_bytes(columns: int, depth: int = DEPTH) -> int:
+    """Shared memory of a streaming kernel without its columns: 8 warps' rings of 2 KiB chunks, their sums two tiles deep."""
+    return 8 * depth * 2048 + 2 * 8 * ROWS * columns * 4
 
 
 class _Linear(Implementation):
@@ -50,13 +55,13 @@ class _Linear(Implementation):
             reasons.append(f"y is {need.operands['y'].dtype.value}, neither bf16 nor f32")
         return reasons
 
-    def arguments(self, need: OpNeed, context: BindContext) -> list[Arg]:
-        """In the order that both kernels share."""
+    def arguments(self, need: OpNeed, context: BindContext, *own: Arg) -> list[Arg]:
+        """In the order that both kernels share, with what is a kernel's own before the last."""
         rows, width = need.operands["weight"].shape
         residual = ptr(context.operands["residual"].address) if self.residual else ptr(0)
         return [
             ptr(context.counts), live_word(need.operands["x"]), *addresses(context, "x", "weight"), residual,
-            *addresses(context, "y"), i32(rows), i32(width), i32(int(need.operands["y"].dtype is DType.F32)),
+            *addresses(context, "y"), i32(rows), i32(width), *own, i32(int(need.operands["y"].dtype is DType.F32)),
         ]  # fmt: skip
 
 
@@ -75,15 +80,20 @@ class Streamed(_Linear):
         reasons = super().refusals(need)
         if need.operands["x"].shape[0] > self.columns:
             reasons.append(f"it takes at most {self.columns} tokens, not {need.operands['x'].shape[0]}")
+        elif self._shared(need) > shared_limit(need):
+            reasons.append(f"it needs {self._shared(need)} bytes of shared memory, and {need.arch} has {shared_limit(need)}")
         return reasons
 
     def bind(self, need: OpNeed, context: BindContext) -> Sequence[Launch]:
         """See OpImplementation."""
         tiles = -(-need.operands["weight"].shape[0] // ROWS)
-        # Two blocks live on a processor of their own registers; more columns need more of them, and one block has to do.
-        blocks = min(tiles, context.workers * (2 if self.columns == 8 else 1))
-        geometry = Geometry((blocks, 1, 1), (THREADS, 1, 1), sums_bytes(self.columns))
-        return self.launch(context, geometry, self.arguments(need, context))
+        # One block a processor: the other half of it is for the successor, which asks for its weights ahead of time.
+        geometry = Geometry((min(tiles, context.workers), 1, 1), (THREADS, 1, 1), self._shared(need))
+        return self.launch(context, geometry, self.arguments(need, context, i32(need.operands["x"].shape[0])))
+
+    def _shared(self, need: OpNeed) -> int:
+        depth = _DEPTHS[self.columns]
+        return streaming_bytes(self.columns, depth) + 8 * depth * 128 * need.operands["x"].shape[0]
 
 
 class Tiled(_Linear):

@@ -19,14 +19,13 @@ __device__ inline uint32_t pack(float first, float second) {
     return narrow(first) | static_cast<uint32_t>(narrow(second)) << 16;
 }
 
-// Programmatic dependent launch. A kernel may begin while its predecessor still runs; everything that the step itself
-// writes (activations, slots, pages) may be touched only behind wait_for_predecessor(), weights may be read before it.
-// Successors are let in only behind the wait, so that no more than two kernels of a step overlap. Every block must call
-// it before it exits: a grid that ends without waiting would end before its predecessor and break the chain.
-__device__ inline void wait_for_predecessor() {
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-}
+// Programmatic dependent launch: a kernel may begin while its predecessor still runs. Whatever the step writes (activations,
+// slots, pages) may be touched only behind wait_for_predecessor(); weights, constants and inputs may be read before it. Every
+// block must call it before it exits: a grid that ends without waiting would end before its predecessor and break the chain.
+__device__ inline void wait_for_predecessor() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
+// Lets the successor begin as soon as every block has begun; it then asks for its weights while this kernel still works.
+__device__ inline void admit_successor() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
 // Weights are read once a step: they pass by the L1 cache.
 __device__ inline uint4 load_weights(const void* address) {
@@ -84,6 +83,10 @@ __device__ inline void load_matrix_transposed(uint32_t (&r)[4], uint32_t address
 // 16 bytes from global to shared memory in the background; zeros when not valid (the source must still be an address).
 __device__ inline void copy_async(uint32_t target, const void* source, bool valid) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(target), "l"(source), "r"(valid ? 16 : 0) : "memory");
+}
+// The same for weights, which are read once: the L2 cache fetches the neighbourhood as well.
+__device__ inline void copy_weights(uint32_t target, const void* source, bool valid) {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(target), "l"(source), "r"(valid ? 16 : 0) : "memory");
 }
 __device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int PENDING>

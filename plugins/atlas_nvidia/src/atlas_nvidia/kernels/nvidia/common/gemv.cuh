@@ -1,108 +1,174 @@
 // Products of a weight [rows, width] with a few columns (tokens), bound by the speed at which weights arrive.
 //
-// Weights are the left matrix of m16n8k16, so up to 8 tokens cost what one does. A lane reads 16 bytes of row g and of row
-// g+8 straight from memory into the registers that the instruction wants: this permutes the summed dimension, which is
-// harmless because the columns are read with the same permutation. A ring of registers keeps DEPTH chunks of 64 weights of 16 rows
-// in flight in every warp; it runs on over the borders of tiles, and its first loads are issued before the predecessor has
-// ended.
+// Weights are the left matrix of m16n8k16, so up to 8 tokens cost what one does. A lane copies 16 bytes of row g and of row
+// g+8 and later reads just these from shared memory into the registers that the instruction wants: this permutes the summed
+// dimension, which is harmless because the columns are read with the same permutation. Every warp keeps GEMV_DEPTH chunks of
+// 64 weights of 16 rows in flight, over the borders of tiles; the first are asked for before the predecessor has ended.
+// (A ring of registers does not work: loads share six scoreboards, so that waiting for one waits for later ones too.)
 #pragma once
 #include "device.cuh"
+
+#ifndef GEMV_DEPTH
+#define GEMV_DEPTH 5
+#endif
 
 namespace atlas {
 
 constexpr int GEMV_WARPS = 8;
 constexpr int GEMV_THREADS = GEMV_WARPS * WARP;
 constexpr int GEMV_CHUNK = 64;
-constexpr int GEMV_DEPTH = 4;
 constexpr int TILE_ROWS = 16;
+constexpr int SLOT_BYTES = TILE_ROWS * GEMV_CHUNK * 2;
+constexpr int RING_BYTES = GEMV_WARPS * GEMV_DEPTH * SLOT_BYTES;
 
-// Bytes of shared memory for the sums of the warps, two tiles deep.
-template <int COLUMN_TILES>
-__host__ __device__ constexpr int gemv_shared() { return 2 * GEMV_WARPS * TILE_ROWS * 8 * COLUMN_TILES * static_cast<int>(sizeof(float)); }
+// Bytes of shared memory of gemv itself: the ring, then the sums of the warps, two tiles deep. Columns come behind.
+__host__ __device__ constexpr int gemv_shared(int column_tiles) {
+    return RING_BYTES + 2 * GEMV_WARPS * TILE_ROWS * 8 * column_tiles * static_cast<int>(sizeof(float));
+}
+
+// Where a lane is in the chunks of its warp, tile after tile. The warps of a block share out a row in 8 runs; a warp without
+// a chunk of its own takes one of zeros, so that all warps meet at the end of every tile.
+struct Cursor {
+    int tile, k, first_k, left, rounds;
+
+    __device__ Cursor(int width) : tile(blockIdx.x) {
+        const int chunks = (width + GEMV_CHUNK - 1) / GEMV_CHUNK;
+        rounds = (chunks + GEMV_WARPS - 1) / GEMV_WARPS;
+        first_k = threadIdx.x / WARP * rounds * GEMV_CHUNK + threadIdx.x % 4 * 8;
+        k = first_k;
+        left = rounds;
+    }
+
+    // One chunk on; true when that ended a tile.
+    __device__ bool advance() {
+        k += GEMV_CHUNK;
+        if (--left != 0) return false;
+        tile += gridDim.x;
+        k = first_k;
+        left = rounds;
+        return true;
+    }
+};
+
+// Columns that come from memory with the weights that they meet: 128 bytes a column and chunk. Which half of them comes first
+// alternates, so that neighbouring columns are read from different banks.
+struct StreamedColumns {
+    const uint16_t* x;
+    unsigned char* buffer;  // [GEMV_WARPS][GEMV_DEPTH][capacity][128]
+    int width, capacity;
+    int live = 0;
+    static constexpr bool STREAMED = true;
+
+    __device__ unsigned char* place(int slot, int column) const {
+        return buffer + ((threadIdx.x / WARP * GEMV_DEPTH + slot) * capacity + column) * 128 + threadIdx.x % 4 * 16;
+    }
+
+    __device__ void fetch(int slot, int column, int k) const {
+        if (column >= live) return;
+        const uint16_t* from = x + static_cast<int64_t>(column) * width;
+        const uint32_t to = shared_address(place(slot, column)), flip = column % 2 * 64;
+        copy_async(to + flip, from + (k < width ? k : 0), k < width);
+        copy_async(to + (flip ^ 64), from + (k + 32 < width ? k + 32 : 0), k + 32 < width);
+    }
+
+    __device__ void read(int slot, int column, int k, uint4& first, uint4& second) const {
+        first = second = zero16();
+        if (column >= live) return;
+        const unsigned char* from = place(slot, column);
+        first = *reinterpret_cast<const uint4*>(from + column % 2 * 64);
+        second = *reinterpret_cast<const uint4*>(from + (column % 2 * 64 ^ 64));
+    }
+};
 
 // Rows:    (tile, i) → address of the i-th of the 16 weight rows of a tile; must be readable for every i.
-// Columns: (column, k) → 8 bf16 of a column from k on, zeros when there is no such column; called behind begin() only.
-// Begin:   () → void, waits for the predecessor and prepares the columns; runs once, after the first loads.
+// Begin:   () → void, waits for the predecessor and prepares the columns; runs once, after the first copies are under way.
+// Columns: StreamedColumns, or with STREAMED false anything that reads them from shared memory.
 // Store:   (tile, i, column, a, b) → void, with the finished sums of rows i and i+8, i < 8.
 template <int COLUMN_TILES, class Rows, class Begin, class Columns, class Store>
-__device__ inline void gemv(int tiles, int width, float* sums, Rows rows, Begin begin, Columns columns, Store store) {
+__device__ inline void gemv(int tiles, int width, unsigned char* shared, Rows rows, Begin begin, Columns& columns, Store store) {
     constexpr int COLUMNS = 8 * COLUMN_TILES;
-    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, group = lane / 4, place = 8 * (lane % 4);
-    // A warp without a chunk of its own takes one of zeros, so that all warps meet at the end of every tile.
-    const int chunks = (width + GEMV_CHUNK - 1) / GEMV_CHUNK;
-    const int rounds = max(1, (chunks - warp + GEMV_WARPS - 1) / GEMV_WARPS);
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, group = lane / 4;
+    unsigned char* ring = shared + warp * GEMV_DEPTH * SLOT_BYTES + lane * 16;
+    const uint32_t ring_address = shared_address(ring);
+    float* sums = reinterpret_cast<float*>(shared + RING_BYTES);
 
-    uint4 ring[GEMV_DEPTH][4];
-    int fetch_tile = blockIdx.x, fetch_k = warp * GEMV_CHUNK + place, fetch_left = rounds;
-    const uint16_t *upper = nullptr, *lower = nullptr;
-    if (fetch_tile < tiles) upper = rows(fetch_tile, group), lower = rows(fetch_tile, group + 8);
-    auto fetch = [&](uint4(&slot)[4]) {
-        if (fetch_tile >= tiles) return;
-        const bool first = fetch_k < width, second = fetch_k + 32 < width;
-        slot[0] = first ? load_weights(upper + fetch_k) : zero16();
-        slot[1] = second ? load_weights(upper + fetch_k + 32) : zero16();
-        slot[2] = first ? load_weights(lower + fetch_k) : zero16();
-        slot[3] = second ? load_weights(lower + fetch_k + 32) : zero16();
-        fetch_k += GEMV_WARPS * GEMV_CHUNK;
-        if (--fetch_left == 0) {
-            fetch_tile += gridDim.x;
-            fetch_k = warp * GEMV_CHUNK + place;
-            fetch_left = rounds;
-            if (fetch_tile < tiles) upper = rows(fetch_tile, group), lower = rows(fetch_tile, group + 8);
+    Cursor weights(width), inputs(width), now(width);
+    const uint16_t *upper = rows(weights.tile, group), *lower = rows(weights.tile, group + 8);
+    auto fetch_weights = [&](int slot) {
+        if (weights.tile >= tiles) return;
+        const uint32_t to = ring_address + slot * SLOT_BYTES;
+        const int k = weights.k;
+        const bool first = k < width, second = k + 32 < width;
+        copy_weights(to, upper + (first ? k : 0), first);
+        copy_weights(to + 512, upper + (second ? k + 32 : 0), second);
+        copy_weights(to + 1024, lower + (first ? k : 0), first);
+        copy_weights(to + 1536, lower + (second ? k + 32 : 0), second);
+        if (weights.advance() && weights.tile < tiles) upper = rows(weights.tile, group), lower = rows(weights.tile, group + 8);
+    };
+    auto fetch_columns = [&](int slot) {
+        if constexpr (Columns::STREAMED) {
+            if (inputs.tile >= tiles) return;
+#pragma unroll
+            for (int c = 0; c < COLUMN_TILES; ++c) columns.fetch(slot, 8 * c + group, inputs.k);
+            inputs.advance();
         }
     };
-#pragma unroll
-    for (int d = 0; d < GEMV_DEPTH; ++d) fetch(ring[d]);
+    for (int d = 0; d < GEMV_DEPTH; ++d) fetch_weights(d);
     begin();
+    // Groups complete in order: the first one holds all the weights so far, which is why the loop below needs no other start.
+    for (int d = 0; d < GEMV_DEPTH; ++d) {
+        fetch_columns(d);
+        commit_copies();
+    }
 
     float acc[COLUMN_TILES][4] = {};
-    int tile = blockIdx.x, k = warp * GEMV_CHUNK + place, left = rounds, buffer = 0;
-    while (tile < tiles) {
+    int buffer = 0, slot = 0;
+    while (now.tile < tiles) {
+        wait_copies<GEMV_DEPTH - 1>();
+        // The lanes of a column's row read what others of them copied.
+        if constexpr (Columns::STREAMED) __syncwarp();
+        const uint4* w = reinterpret_cast<const uint4*>(ring + slot * SLOT_BYTES);
+        const uint4 u0 = w[0], u1 = w[WARP], l0 = w[2 * WARP], l1 = w[3 * WARP];
 #pragma unroll
-        for (int d = 0; d < GEMV_DEPTH; ++d) {
-            if (tile < tiles) {
+        for (int c = 0; c < COLUMN_TILES; ++c) {
+            uint4 x0, x1;
+            columns.read(slot, 8 * c + group, now.k, x0, x1);
+            mma(acc[c], u0.x, l0.x, u0.y, l0.y, x0.x, x0.y);
+            mma(acc[c], u0.z, l0.z, u0.w, l0.w, x0.z, x0.w);
+            mma(acc[c], u1.x, l1.x, u1.y, l1.y, x1.x, x1.y);
+            mma(acc[c], u1.z, l1.z, u1.w, l1.w, x1.z, x1.w);
+        }
+        fetch_weights(slot);
+        fetch_columns(slot);
+        commit_copies();
+        slot = slot + 1 == GEMV_DEPTH ? 0 : slot + 1;
+        const int tile = now.tile;
+        if (!now.advance()) continue;
+        float* mine = sums + (buffer * GEMV_WARPS + warp) * TILE_ROWS * COLUMNS;
 #pragma unroll
-                for (int c = 0; c < COLUMN_TILES; ++c) {
-                    const uint4 x0 = k < width ? columns(8 * c + group, k) : zero16();
-                    const uint4 x1 = k + 32 < width ? columns(8 * c + group, k + 32) : zero16();
-                    mma(acc[c], ring[d][0].x, ring[d][2].x, ring[d][0].y, ring[d][2].y, x0.x, x0.y);
-                    mma(acc[c], ring[d][0].z, ring[d][2].z, ring[d][0].w, ring[d][2].w, x0.z, x0.w);
-                    mma(acc[c], ring[d][1].x, ring[d][3].x, ring[d][1].y, ring[d][3].y, x1.x, x1.y);
-                    mma(acc[c], ring[d][1].z, ring[d][3].z, ring[d][1].w, ring[d][3].w, x1.z, x1.w);
-                }
-                fetch(ring[d]);
-                k += GEMV_WARPS * GEMV_CHUNK;
-                if (--left == 0) {
-                    float* mine = sums + (buffer * GEMV_WARPS + warp) * TILE_ROWS * COLUMNS;
+        for (int c = 0; c < COLUMN_TILES; ++c) {
 #pragma unroll
-                    for (int c = 0; c < COLUMN_TILES; ++c) {
-#pragma unroll
-                        for (int i = 0; i < 4; ++i) {
-                            // Column by column: the lanes that store an output row by row then read without conflicts.
-                            mine[(8 * c + 2 * (lane % 4) + (i & 1)) * TILE_ROWS + group + 8 * (i >> 1)] = acc[c][i];
-                            acc[c][i] = 0.0f;
-                        }
-                    }
-                    __syncthreads();
-                    const float* all = sums + buffer * GEMV_WARPS * TILE_ROWS * COLUMNS;
-                    for (int e = threadIdx.x; e < 8 * COLUMNS; e += GEMV_THREADS) {
-                        const int row = e % 8, column = e / 8;
-                        float a = 0.0f, b = 0.0f;
-#pragma unroll
-                        for (int w = 0; w < GEMV_WARPS; ++w) {
-                            a += all[(w * COLUMNS + column) * TILE_ROWS + row];
-                            b += all[(w * COLUMNS + column) * TILE_ROWS + row + 8];
-                        }
-                        store(tile, row, column, a, b);
-                    }
-                    buffer ^= 1;
-                    tile += gridDim.x;
-                    k = warp * GEMV_CHUNK + place;
-                    left = rounds;
-                }
+            for (int i = 0; i < 4; ++i) {
+                // Column by column: the lanes that store an output row by row then read without conflicts.
+                mine[(8 * c + 2 * (lane % 4) + (i & 1)) * TILE_ROWS + group + 8 * (i >> 1)] = acc[c][i];
+                acc[c][i] = 0.0f;
             }
         }
+        __syncthreads();
+        const float* all = sums + buffer * GEMV_WARPS * TILE_ROWS * COLUMNS;
+        for (int e = threadIdx.x; e < 8 * COLUMNS; e += GEMV_THREADS) {
+            const int row = e % 8, column = e / 8;
+            float a = 0.0f, b = 0.0f;
+#pragma unroll
+            for (int other = 0; other < GEMV_WARPS; ++other) {
+                a += all[(other * COLUMNS + column) * TILE_ROWS + row];
+                b += all[(other * COLUMNS + column) * TILE_ROWS + row + 8];
+            }
+            store(tile, row, column, a, b);
+        }
+        buffer ^= 1;
     }
+    wait_copies<0>();
 }
 
 // Columns of a normalised hidden state in shared memory: x / sqrt(mean(x²) + eps) * weight, rounded to bf16.
@@ -116,6 +182,8 @@ struct NormColumns {
     float* weight;     // [width]
     float* partial;    // [GEMV_WARPS][MAX_NORM_COLUMNS]
     int width;
+    int live = 0;
+    static constexpr bool STREAMED = false;
 
     // Before the predecessor has ended: every thread fetches the norm weights that it will use itself.
     __device__ void fetch(const void* source, bool wide) const {
@@ -132,7 +200,7 @@ struct NormColumns {
         }
     }
 
-    __device__ void normalise(const uint16_t* x, int live, float eps) const {
+    __device__ void normalise(const uint16_t* x, float eps) const {
         float square[MAX_NORM_COLUMNS] = {};
         for (int k = threadIdx.x * 8; k < width; k += GEMV_THREADS * 8) {
 #pragma unroll
@@ -172,17 +240,18 @@ struct NormColumns {
         __syncthreads();
     }
 
-    __device__ uint4 read(int column, int k) const {
-        return *reinterpret_cast<const uint4*>(values + column * norm_stride(width) + k);
+    __device__ void read(int, int column, int k, uint4& first, uint4& second) const {
+        const uint16_t* from = values + column * norm_stride(width) + k;
+        first = column < live && k < width ? *reinterpret_cast<const uint4*>(from) : zero16();
+        second = column < live && k + 32 < width ? *reinterpret_cast<const uint4*>(from + 32) : zero16();
     }
 };
 
-// Lays out dynamic shared memory: the sums of the warps first, then the columns.
-template <int COLUMN_TILES>
+// Where the columns lie in dynamic shared memory, behind what gemv<1> needs.
 __device__ inline NormColumns norm_columns(unsigned char* shared, int width, int capacity) {
     NormColumns n;
     n.width = width;
-    n.values = reinterpret_cast<uint16_t*>(shared + gemv_shared<COLUMN_TILES>());
+    n.values = reinterpret_cast<uint16_t*>(shared + gemv_shared(1));
     n.weight = reinterpret_cast<float*>(n.values + capacity * norm_stride(width));
     n.partial = n.weight + width;
     return n;

@@ -7,21 +7,22 @@
 
 using namespace atlas;
 
-extern "C" __global__ void __launch_bounds__(GEMV_THREADS, GEMV_COLUMN_TILES == 1 ? 2 : 1)
+extern "C" __global__ void __launch_bounds__(GEMV_THREADS, 2)
 linear_gemv(const int32_t* counts, int32_t live_word, const uint16_t* x, const uint16_t* weight, const uint16_t* residual, void* y,
-            int32_t rows, int32_t width, int32_t y_f32) {
+            int32_t rows, int32_t width, int32_t capacity, int32_t y_f32) {
     extern __shared__ __align__(16) unsigned char shared[];
-    int live = 0;
+    StreamedColumns columns{x, shared + gemv_shared(GEMV_COLUMN_TILES), width, capacity};
     gemv<GEMV_COLUMN_TILES>(
-        (rows + TILE_ROWS - 1) / TILE_ROWS, width, reinterpret_cast<float*>(shared),
+        (rows + TILE_ROWS - 1) / TILE_ROWS, width, shared,
         [&](int tile, int i) { return weight + static_cast<int64_t>(min(tile * TILE_ROWS + i, rows - 1)) * width; },
         [&] {
+            admit_successor();
             wait_for_predecessor();
-            live = counts[live_word];
+            columns.live = min(counts[live_word], capacity);
         },
-        [&](int column, int k) { return column < live ? load16(x + static_cast<int64_t>(column) * width + k) : zero16(); },
+        columns,
         [&](int tile, int i, int column, float a, float b) {
-            if (column >= live) return;
+            if (column >= columns.live) return;
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 const int row = tile * TILE_ROWS + i + 8 * half;

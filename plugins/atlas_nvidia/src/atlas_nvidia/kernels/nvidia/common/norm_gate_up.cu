@@ -8,22 +8,22 @@ norm_gate_up_silu(const int32_t* counts, const uint16_t* x, const void* norm_wei
                   const uint16_t* up_weight, uint16_t* y, int32_t rows, int32_t width, int32_t capacity, float eps,
                   int32_t norm_f32) {
     extern __shared__ __align__(16) unsigned char shared[];
-    const NormColumns norm = norm_columns<1>(shared, width, capacity);
-    int live = 0;
+    NormColumns norm = norm_columns(shared, width, capacity);
     gemv<1>(
-        rows / 8, width, reinterpret_cast<float*>(shared),
+        rows / 8, width, shared,
         [&](int tile, int i) {
             return (i < 8 ? gate_weight : up_weight) + static_cast<int64_t>(tile * 8 + i % 8) * width;
         },
         [&] {
             norm.fetch(norm_weight, norm_f32);
+            admit_successor();
             wait_for_predecessor();
-            live = min(counts[ATLAS_TOKENS], capacity);
-            norm.normalise(x, live, eps);
+            norm.live = min(counts[ATLAS_TOKENS], capacity);
+            norm.normalise(x, eps);
         },
-        [&](int column, int k) { return column < live ? norm.read(column, k) : zero16(); },
+        norm,
         [&](int tile, int i, int token, float gate, float up) {
-            if (token >= live) return;
+            if (token >= norm.live) return;
             // Both are activations in the decomposition.
             const float value = silu(widen(narrow(gate))) * widen(narrow(up));
             y[static_cast<int64_t>(token) * rows + tile * 8 + i] = narrow(value);

@@ -27,11 +27,10 @@ norm_qkv_rope_append(const int32_t* counts, const uint16_t* x, const void* norm_
                      int32_t width, int32_t q_heads, int32_t kv_heads, int32_t head_dim, int32_t page_tokens, int32_t slot_stride,
                      int32_t table_offset, int32_t capacity, float eps, float rope_scale, int32_t norm_f32) {
     extern __shared__ __align__(16) unsigned char shared[];
-    const NormColumns norm = norm_columns<1>(shared, width, capacity);
+    NormColumns norm = norm_columns(shared, width, capacity);
     const int half = head_dim / 2, tiles_per_head = half / 8;
-    int live = 0;
     gemv<1>(
-        tiles_per_head * (q_heads + 2 * kv_heads), width, reinterpret_cast<float*>(shared),
+        tiles_per_head * (q_heads + 2 * kv_heads), width, shared,
         [&](int tile, int i) {
             const Tile t = locate(tile, tiles_per_head, q_heads, kv_heads);
             const uint16_t* weight = t.kind == 0 ? q_weight : t.kind == 1 ? k_weight : v_weight;
@@ -40,13 +39,14 @@ norm_qkv_rope_append(const int32_t* counts, const uint16_t* x, const void* norm_
         },
         [&] {
             norm.fetch(norm_weight, norm_f32);
+            admit_successor();
             wait_for_predecessor();
-            live = min(counts[ATLAS_TOKENS], capacity);
-            norm.normalise(x, live, eps);
+            norm.live = min(counts[ATLAS_TOKENS], capacity);
+            norm.normalise(x, eps);
         },
-        [&](int column, int k) { return column < live ? norm.read(column, k) : zero16(); },
+        norm,
         [&](int tile, int i, int token, float a, float b) {
-            if (token >= live) return;
+            if (token >= norm.live) return;
             const Tile t = locate(tile, tiles_per_head, q_heads, kv_heads);
             const int dim = t.pair + i, position = positions[token];
             // Projections are activations in the decomposition: rounded before they are rotated.

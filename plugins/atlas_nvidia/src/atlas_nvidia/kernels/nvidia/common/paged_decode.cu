@@ -24,8 +24,10 @@ constexpr int CHUNKS = HEAD_DIM / 32;              // of the summed dimension, 1
 constexpr int LANES = HEAD_DIM / 8;                // lanes that hold one value vector
 constexpr int AT_ONCE = WARP / LANES;              // tokens of values that one load of a warp brings
 constexpr int LOADS = KEYS / AT_ONCE;
+constexpr int MAX_SPLITS = 8;                      // blocks of a cluster that every device can hold together
 
 struct Shared {
+    uint4 query[CHUNKS][WARP];                     // as the lanes of every warp want it
     float weight[WARPS][KEYS][8];                  // exp2(score - running maximum)
     float rescale[WARPS][8];
     float top[WARPS][8], total[WARPS][8];
@@ -36,15 +38,20 @@ struct Shared {
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+// Two blocks a processor, as long as the sums of a group leave room for that: the successor's first block, or a second sequence.
+extern "C" __global__ void __launch_bounds__(THREADS, GROUP <= 4 ? 2 : 1)
 paged_decode(const int32_t* counts, const uint16_t* q, const int32_t* cu_q, const int32_t* row_slot, const int32_t* slots,
              const uint16_t* cache, uint16_t* y, int32_t q_heads, int32_t kv_heads, int32_t page_tokens, int32_t slot_stride,
              int32_t table_offset, int32_t window, float scale) {
     extern __shared__ __align__(16) unsigned char raw[];
     Shared& shared = *reinterpret_cast<Shared*>(raw);
-    wait_for_predecessor();
+    admit_successor();
+    // Slots are written by step_begin, which admits nobody: it is long done. Of the pages, only the last key is new.
     const int row = blockIdx.z;
-    if (row >= counts[ATLAS_SEQUENCES] || cu_q[row + 1] == cu_q[row]) return;
+    if (row >= counts[ATLAS_SEQUENCES] || cu_q[row + 1] == cu_q[row]) {
+        wait_for_predecessor();
+        return;
+    }
     cg::cluster_group cluster = cg::this_cluster();
     const int splits = gridDim.x, split = blockIdx.x;
     const int heads_each = q_heads / kv_heads, tiles = (heads_each + GROUP - 1) / GROUP;
@@ -54,20 +61,11 @@ paged_decode(const int32_t* counts, const uint16_t* q, const int32_t* cu_q, cons
     const int32_t* slot = slots + static_cast<int64_t>(row_slot[row]) * slot_stride;
     const int token = cu_q[row], length = slot[ATLAS_POSITION] + 1, first = window > 0 ? max(0, length - window) : 0;
 
-    uint4 query[CHUNKS];
-#pragma unroll
-    for (int c = 0; c < CHUNKS; ++c) {
-        const uint16_t* from = q + (static_cast<int64_t>(token) * q_heads + first_head + group) * HEAD_DIM + c * 32 + place * 8;
-        query[c] = group < heads ? load16(from) : zero16();
-    }
-    // This lane's scores are of keys group and group + 8 with heads 2 * place and 2 * place + 1.
-    float top[2] = {-INFINITY, -INFINITY}, total[2] = {};
-    float out[GROUP][8] = {};
-    for (int key = (first / KEYS + split * WARPS + warp) * KEYS; key < length; key += splits * WARPS * KEYS) {
+    uint4 upper[CHUNKS], lower[CHUNKS], value[LOADS];
+    auto load = [&](int key) {
         const int page = slot[table_offset + key / page_tokens], inside = key % page_tokens;
         const uint16_t* keys = cache + page_element(page, 0, kv_head, inside, kv_heads, page_tokens, HEAD_DIM);
         const uint16_t* values = cache + page_element(page, 1, kv_head, inside, kv_heads, page_tokens, HEAD_DIM);
-        uint4 upper[CHUNKS], lower[CHUNKS], value[LOADS];
 #pragma unroll
         for (int c = 0; c < CHUNKS; ++c) {
             upper[c] = load16(keys + group * HEAD_DIM + c * 32 + place * 8);
@@ -79,11 +77,28 @@ paged_decode(const int32_t* counts, const uint16_t* q, const int32_t* cu_q, cons
             const int at = i * AT_ONCE + lane / LANES;
             value[i] = key + at >= first && key + at < length ? load16(values + at * HEAD_DIM + lane % LANES * 8) : zero16();
         }
+    };
+    int key = (first / KEYS + split * WARPS + warp) * KEYS;
+    const bool old = key + KEYS < length;
+    if (old) load(key);
+    wait_for_predecessor();
+    if (!old && key < length) load(key);
+
+    if (warp < CHUNKS) {
+        const uint16_t* from = q + (static_cast<int64_t>(token) * q_heads + first_head + group) * HEAD_DIM + warp * 32 + place * 8;
+        shared.query[warp][lane] = group < heads ? load16(from) : zero16();
+    }
+    __syncthreads();
+    // This lane's scores are of keys group and group + 8 with heads 2 * place and 2 * place + 1.
+    float top[2] = {-INFINITY, -INFINITY}, total[2] = {};
+    float out[GROUP][8] = {};
+    while (key < length) {
         float score[4] = {};
 #pragma unroll
         for (int c = 0; c < CHUNKS; ++c) {
-            mma(score, upper[c].x, lower[c].x, upper[c].y, lower[c].y, query[c].x, query[c].y);
-            mma(score, upper[c].z, lower[c].z, upper[c].w, lower[c].w, query[c].z, query[c].w);
+            const uint4 query = shared.query[c][lane];
+            mma(score, upper[c].x, lower[c].x, upper[c].y, lower[c].y, query.x, query.y);
+            mma(score, upper[c].z, lower[c].z, upper[c].w, lower[c].w, query.z, query.w);
         }
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
@@ -124,6 +139,8 @@ paged_decode(const int32_t* counts, const uint16_t* q, const int32_t* cu_q, cons
             }
         }
         __syncwarp();
+        key += splits * WARPS * KEYS;
+        if (key < length) load(key);
     }
 
     // Of the lanes of a warp, of the warps of a block, of the blocks of the cluster.
@@ -170,13 +187,22 @@ paged_decode(const int32_t* counts, const uint16_t* q, const int32_t* cu_q, cons
     cluster.sync();
     for (int e = split * THREADS + threadIdx.x; e < heads * HEAD_DIM; e += splits * THREADS) {
         const int h = e / HEAD_DIM, d = e % HEAD_DIM;
-        float best = -INFINITY, sum = 0.0f, all = 0.0f;
-        for (int s = 0; s < splits; ++s) best = fmaxf(best, cluster.map_shared_rank(&shared, s)->block_top[h]);
-        for (int s = 0; s < splits; ++s) {
-            const Shared* other = cluster.map_shared_rank(&shared, s);
-            const float factor = exp2f(other->block_top[h] - best);
-            sum += factor * other->block[h][d];
-            all += factor * other->block_total[h];
+        float tops[MAX_SPLITS], totals[MAX_SPLITS], sums[MAX_SPLITS], best = -INFINITY, sum = 0.0f, all = 0.0f;
+        // All reads at once: each of them takes as long as one from the L2 cache.
+#pragma unroll
+        for (int s = 0; s < MAX_SPLITS; ++s) {
+            const Shared* other = cluster.map_shared_rank(&shared, min(s, splits - 1));
+            tops[s] = s < splits ? other->block_top[h] : -INFINITY;
+            totals[s] = other->block_total[h];
+            sums[s] = other->block[h][d];
+        }
+#pragma unroll
+        for (int s = 0; s < MAX_SPLITS; ++s) best = fmaxf(best, tops[s]);
+#pragma unroll
+        for (int s = 0; s < MAX_SPLITS; ++s) {
+            const float factor = exp2f(tops[s] - best);
+            sum += factor * sums[s];
+            all += factor * totals[s];
         }
         y[(static_cast<int64_t>(token) * q_heads + first_head + h) * HEAD_DIM + d] = narrow(sum / all);
     }
