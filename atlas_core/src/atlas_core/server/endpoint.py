@@ -5,6 +5,7 @@ import logging
 import time
 import uuid
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from starlette.requests import Request as HttpRequest
@@ -50,16 +51,16 @@ class UnknownFields:
                 _LOG.warning("requests have the unknown field %r, which has no effect", name[:64])
 
 
+@dataclass(frozen=True, slots=True)
 class Shared:
-    """What all endpoints of one server have in common."""
+    """What all endpoints of one server have in common. ``clock`` is monotonic, seconds."""
 
-    def __init__(self, lifecycle: Lifecycle, gate: Gate, metrics: Metrics, options: ServerOptions) -> None:
-        self.lifecycle = lifecycle
-        self.gate = gate
-        self.metrics = metrics
-        self.options = options
-        self.unknown = UnknownFields()
-        self.clock: Callable[[], float] = time.monotonic
+    lifecycle: Lifecycle
+    gate: Gate
+    metrics: Metrics
+    options: ServerOptions
+    unknown: UnknownFields = field(default_factory=UnknownFields)
+    clock: Callable[[], float] = time.monotonic
 
 
 class Generation(Generic[R]):
