@@ -14,6 +14,7 @@ from atlas_core.ops.step import Count
 from atlas_core.runtime.null import Injection
 from atlas_core.testing.host import HostBackend, HostKernels, ReferenceImplementation
 from atlas_core.vocab.dtype import DType
+from atlas_core.vocab.errors import DeviceError
 from atlas_core.vocab.verdict import Verdict
 
 FAST = run.Options(activations=(DType.F32,), codecs=(plain_codec(DType.F32),))
@@ -287,6 +288,16 @@ def test_a_lost_device_ends_the_run_and_the_report_says_where():
     assert report.results[-1].id in report.lost
 
 
+def test_a_slow_kernel_is_replayed_fewer_times():
+    kernels = HostKernels()
+    ticks = iter(range(10**6))
+    backend = HostBackend(kernels)
+    subject = run.Subject(backend, [ReferenceImplementation(PRIMITIVES["add"], kernels)], "host")
+    timings = run.bench(subject, FAST, clock=lambda: next(ticks) / 128, replays=50)
+    # Two single replays of 7.8 ms each settle the number: two of them nearly fill a run of 20 ms.
+    assert backend.submissions == len(timings) * (2 + 5 * 2)
+
+
 def test_support_answers_without_running_anything():
     kernels = HostKernels()
     backend = HostBackend(kernels)
@@ -305,14 +316,14 @@ def test_bench_times_large_trials_with_the_clock_it_is_given():
     timings = run.bench(
         run.Subject(HostBackend(kernels), [implementation], "host"),
         FAST,
-        bandwidth=1e6,
-        clock=lambda: next(ticks),
+        bandwidth=1e12,
+        clock=lambda: next(ticks) * 1e-6,
         replays=2,
     )
     first = timings[0]
-    assert first.microseconds == 0.5e6
+    assert first.microseconds == pytest.approx(0.5)
     assert first.nbytes == 3 * 4096 * 4  # x, z and y of one row
-    assert first.bandwidth_share == pytest.approx(3 * 4096 * 4 / 0.5 / 1e6)
+    assert first.bandwidth_share == pytest.approx(3 * 4096 * 4 / 0.5e-6 / 1e12)
     assert json.dumps([timing.as_dict() for timing in timings])
-    with pytest.raises(Exception, match="nothing can be timed"):
+    with pytest.raises(DeviceError, match="nothing can be timed"):
         run.bench(run.Subject(HostBackend(kernels), [implementation], "host"), FAST)

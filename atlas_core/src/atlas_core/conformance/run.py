@@ -51,6 +51,8 @@ class Options:
 
 
 OnResult = Callable[[Result], None]
+_RUN_US = 20_000.0
+"""How long one run of a bench lasts at least, microseconds, unless it reaches its number of replays before."""
 
 
 def test(  # the verb of the command line, no test of pytest's
@@ -93,7 +95,7 @@ def bench(
     subject: Subject, options: Options | None = None, *, bandwidth: float | None = None,
     clock: Callable[[], float] | None = None, replays: int = 50, on_timing: Callable[[Timing], None] | None = None,
 ) -> list[Timing]:  # fmt: skip
-    """Time large trials: the median over five runs of ``replays`` graph launches each, after one run to warm up.
+    """Time large trials: the median over five runs of up to ``replays`` graph launches each, fewer when they take long.
 
     Timing events are used where the backend has them, else ``clock`` (seconds) around a synchronisation. ``bandwidth`` is the
     machine's, bytes a second. Small operands stay in caches between replays, so that shares above 100 % are possible for them.
@@ -203,22 +205,23 @@ def _timed(
     backend = subject.backend
     with Execution(backend, implementation, variant, variant.need(subject.arch, subject.numerics)) as execution:
 
-        def once() -> float:
-            """Microseconds of one replay."""
+        def measured(times: int) -> float:
+            """Microseconds of one replay, from ``times`` of them."""
             if clock is None or backend.capabilities.event_timing:
                 start, end = execution.events()
                 backend.record_event(start, execution.stream)
-                execution.replay(replays)
+                execution.replay(times)
                 backend.record_event(end, execution.stream)
                 backend.wait_event(end)
-                return backend.elapsed_us(start, end) / replays
+                return backend.elapsed_us(start, end) / times
             began = clock()
-            execution.replay(replays)
+            execution.replay(times)
             backend.synchronize(execution.stream)
-            return (clock() - began) * 1e6 / replays
+            return (clock() - began) * 1e6 / times
 
-        once()
-        microseconds = median(once() for _ in range(5))
+        measured(1)  # the first replay pays for what is lazy
+        times = max(1, min(replays, int(_RUN_US / max(measured(1), 1e-3))))
+        microseconds = median(measured(times) for _ in range(5))
         nbytes = _traffic(execution, variant)
         case = variant.trial.first
         shapes = {operand.name: live_shape(case, operand.name) for operand in variant.op.operands}
