@@ -254,7 +254,13 @@ def test_opening_is_strict(library):
 
 def test_a_closed_backend_says_so(library):
     backend = open_backend(library, threads=2)
+    stream = backend.create_stream()
+    backend.begin_capture(stream)
+    graph = backend.end_capture(stream)
     backend.close()
     backend.close()
     with pytest.raises(DeviceError, match="after it was closed"):
         backend.facts()
+    with pytest.raises(DeviceError, match="it was destroyed"):
+        backend.launch_graph(graph, stream)
+    backend.destroy_graph(graph)

@@ -3,7 +3,7 @@
 import ctypes
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -38,7 +38,6 @@ class CpuGraph:
     """A command list, until it is destroyed."""
 
     commands: CommandList | None
-    descriptions: tuple[str, ...] = field(default=())
 
 
 class CpuBackend:
@@ -51,7 +50,8 @@ class CpuBackend:
         self._modules = Modules(library)
         self._pool: Pool | None = Pool(self._modules, threads)
         self._memory = Memory()
-        self._pinned: dict[int, int] = {}
+        self._pinned: set[int] = set()
+        self._graphs: set[CpuGraph] = set()
 
     @property
     def _threads(self) -> Pool:
@@ -78,16 +78,18 @@ class CpuBackend:
 
     def alloc_pinned(self, nbytes: int) -> memoryview:
         """Ordinary memory: the CPU reaches all of it at full speed."""
+        if nbytes < 1:
+            raise DeviceError(f"{nbytes} bytes of pinned memory were asked for", "nothing can be copied there", _BUG)
         address = self._memory.alloc(nbytes)
-        view = memoryview((ctypes.c_uint8 * nbytes).from_address(address)).cast("B")
-        self._pinned[address] = nbytes
-        return view
+        self._pinned.add(address)
+        return memoryview((ctypes.c_uint8 * nbytes).from_address(address)).cast("B")
 
     def free_pinned(self, memory: memoryview) -> None:
         """Give it back. Raises DeviceError for memory that ``alloc_pinned`` did not give."""
         address = _address(memory)
-        if self._pinned.pop(address, None) is None:
+        if address not in self._pinned:
             raise DeviceError("memory was freed as pinned", "alloc_pinned did not give it", _BUG)
+        self._pinned.remove(address)
         self._memory.free(address)
 
     def memory(self) -> tuple[int, int]:
@@ -205,7 +207,9 @@ class CpuBackend:
         if stream.recorded is None:
             raise DeviceError("a capture was ended", "none was begun", _BUG)
         commands, stream.recorded = stream.recorded, None
-        return CpuGraph(self._threads.freeze(commands), tuple(command.description for command in commands))
+        graph = CpuGraph(self._threads.freeze(commands))
+        self._graphs.add(graph)
+        return graph
 
     def is_capturing(self, stream: CpuStream) -> bool:
         """Whether ``stream`` records."""
@@ -215,19 +219,22 @@ class CpuBackend:
         """Run every command, in one foreign call that lets other Python threads run; done on return."""
         if stream.recorded is not None:
             raise DeviceError("a graph was launched", "its stream is being captured, and graphs do not nest here", _BUG)
-        if graph.commands is None or self._pool is None:
+        if graph.commands is None:
             raise DeviceError("a graph was launched", "it was destroyed", _BUG)
         graph.commands.run()
 
     def destroy_graph(self, graph: CpuGraph) -> None:
         """Give its memory back; safe to call twice."""
-        if graph.commands is not None and self._pool is not None:
-            self._pool.thaw(graph.commands)
-        graph.commands = None
+        if graph.commands is not None:
+            self._threads.thaw(graph.commands)
+            self._graphs.discard(graph)
+            graph.commands = None
 
     def close(self) -> None:
-        """Stop the threads and release all memory."""
+        """Destroy the graphs, stop the threads and release all memory."""
         if self._pool is not None:
+            for graph in tuple(self._graphs):
+                self.destroy_graph(graph)
             self._pool.close()
             self._pool = None
         self._pinned.clear()

@@ -55,6 +55,7 @@ void multiply(const float* x, int stride, const float* panel, int n, float (*sum
     }
 }
 
+// As many rows as one call can take; returns how many.
 int multiply_some(int rows, const float* x, int stride, const float* panel, int n, float (*sums)[kPair]) {
     if (rows >= kTile) return multiply<kTile>(x, stride, panel, n, sums), kTile;
 #if defined(__AVX512F__)
@@ -65,56 +66,51 @@ int multiply_some(int rows, const float* x, int stride, const float* panel, int 
     return multiply<1>(x, stride, panel, n, sums), 1;
 }
 
+// Columns [k0, k0 + depth) of a pair of groups as floats; a group that does not exist gives zeros.
+template <class Format>
+void fill(float* panel, const uint8_t* weight, int pair, int groups, int columns, int k0, int depth) {
+    for (int half = 0; half < 2; ++half) {
+        float* to = panel + half * kLanes;
+        const int g = 2 * pair + half;
+        if (g >= groups) {
+            for (int k = 0; k < depth; ++k) store(to + k * kPair, f32x16{});
+            continue;
+        }
+        const uint8_t* block = weight + g * group_bytes<Format>(columns) + k0 / kBlock * Format::kBlockBytes;
+        for (int b = 0; b < depth; b += kBlock, block += Format::kBlockBytes)
+            Format::each(block, smaller(kBlock, depth - b), [&](int k, f32x16 w) ATLAS_FLAT { store(to + (b + k) * kPair, w); });
+    }
+}
+
 template <class Format>
 void linear(const int32_t* counts, int live, const float* x, const uint8_t* weight, float* y, int columns, int outputs,
             int task, int ntasks) {
-    const int rows = counts[live];
-    const size_t group = group_bytes<Format>(columns);
-    const Share mine = share((outputs + kPair - 1) / kPair, task, ntasks);
+    const int rows = counts[live], groups = (outputs + kLanes - 1) / kLanes;
+    const Share mine = share((groups + 1) / 2, task, ntasks);
     if (rows == 1) {
-        const int end = smaller(2 * mine.last, (outputs + kLanes - 1) / kLanes);
-        for (int g = 2 * mine.first; g < end; ++g) {
-            const int n0 = g * kLanes;
-            store_first(y + n0, product<Format>(x, weight + g * group, columns), smaller(kLanes, outputs - n0));
+        for (int g = 2 * mine.first; g < smaller(2 * mine.last, groups); ++g) {
+            const f32x16 sum = product<Format>(x, weight + g * group_bytes<Format>(columns), columns);
+            store_first(y + g * kLanes, sum, smaller(kLanes, outputs - g * kLanes));
         }
         return;
     }
-    alignas(64) float panel[kPanel * kPair];
-    for (int pair = mine.first; pair < mine.last; ++pair) {
-        const int n0 = pair * kPair, width = smaller(kPair, outputs - n0);
-        for (int k0 = 0; k0 < columns && rows > 0; k0 += kPanel) {
+    alignas(64) float panel[kPanel * kPair], sums[kTile][kPair];
+    for (int pair = mine.first; pair < mine.last && rows > 0; ++pair) {
+        const size_t width = static_cast<size_t>(smaller(kPair, outputs - pair * kPair)) * sizeof(float);
+        for (int k0 = 0; k0 < columns; k0 += kPanel) {
             const int depth = smaller(kPanel, columns - k0);
-            for (int half = 0; half < 2; ++half) {
-                float* to = panel + half * kLanes;
-                if (half * kLanes >= width) {
-                    for (int k = 0; k < depth; ++k) store(to + k * kPair, f32x16{});
-                    continue;
-                }
-                const uint8_t* block = weight + (2 * pair + half) * group + k0 / kBlock * Format::kBlockBytes;
-                for (int b = 0; b < depth; b += kBlock, block += Format::kBlockBytes)
-                    Format::each(block, smaller(kBlock, depth - b), [&](int k, f32x16 w) ATLAS_FLAT { store(to + (b + k) * kPair, w); });
-            }
-            for (int row = 0; row < rows;) {
-                alignas(64) float sums[kTile][kPair];
+            fill<Format>(panel, weight, pair, groups, columns, k0, depth);
+            for (int row = 0; row < rows; row += kTile) {
                 const int count = smaller(kTile, rows - row);
-                float* out = y + static_cast<size_t>(row) * outputs + n0;
-                for (int t = 0; t < count; ++t)
-                    for (int half = 0; half < 2; ++half) {
-                        const int n = width - half * kLanes;
-                        const float* from = out + static_cast<size_t>(t) * outputs + half * kLanes;
-                        store(sums[t] + half * kLanes, k0 == 0 || n <= 0 ? f32x16{} : n >= kLanes ? load(from) : load_first(from, n));
-                    }
-                for (int done = 0; done < count;)
-                    done += multiply_some(count - done, x + static_cast<size_t>(row + done) * columns + k0, columns, panel,
-                                          depth, sums + done);
-                for (int t = 0; t < count; ++t)
-                    for (int half = 0; half < 2; ++half) {
-                        const int n = width - half * kLanes;
-                        float* to = out + static_cast<size_t>(t) * outputs + half * kLanes;
-                        if (n >= kLanes) store(to, load(sums[t] + half * kLanes));
-                        else if (n > 0) store_first(to, load(sums[t] + half * kLanes), n);
-                    }
-                row += count;
+                float* out = y + static_cast<size_t>(row) * outputs + pair * kPair;
+                // Between panels a row's sums wait in y.
+                memset(sums, 0, sizeof sums);
+                for (int t = 0; k0 > 0 && t < count; ++t) memcpy(sums[t], out + static_cast<size_t>(t) * outputs, width);
+                for (int done = 0; done < count;) {
+                    const float* from = x + static_cast<size_t>(row + done) * columns + k0;
+                    done += multiply_some(count - done, from, columns, panel, depth, sums + done);
+                }
+                for (int t = 0; t < count; ++t) memcpy(out + static_cast<size_t>(t) * outputs, sums[t], width);
             }
         }
     }
