@@ -20,7 +20,8 @@ EOS = VOCAB - 1
 LIMITS = Limits(SlotLayout(4, (16,), 12), 4, (24,), VOCAB, 64, 6, 2, 100)
 INFO = Ready(64, 4, VOCAB, "scripted")
 SPELLINGS = [
-    *(bytes([97 + i]) for i in range(26)), b"\xf0\x9f", b"\x98\x80", b" ", "é".encode(), b"\xc3", b"\xa9", b"the", b"he ",
+    *(bytes([97 + i]) for i in range(26)), b"\xf0\x9f", b"\x98\x80", b" ", "é".encode(), b"\xc3", b"\xa9", b"the",
+    b"he ",
     b"ab", b"ba", b"aba", b"\n", b"\xff", b"", "語".encode(), b".", b"stop", b"st", b"op", b"<a>", b"<b>", b"no", b"on",
     b"</s>",
 ]  # fmt: skip
@@ -71,8 +72,8 @@ def alternatives(token, wanted):
 
 def make_engine(limits=LIMITS, runner=None, **options):
     return Engine(
-        runner=runner or ScriptedRunner(limits, **options), scheduler=Scheduler(limits), text=ScriptedText(), eos=(EOS,),
-        info=replace(INFO, max_seq_len=limits.max_seq_len),
+        runner=runner or ScriptedRunner(limits, **options), scheduler=Scheduler(limits), text=ScriptedText(),
+        eos=(EOS,), info=replace(INFO, max_seq_len=limits.max_seq_len),
     )  # fmt: skip
 
 

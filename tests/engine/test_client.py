@@ -197,6 +197,24 @@ def test_an_engine_killed_with_a_request_unread_is_told_like_any_other(child_pat
     asyncio.run(scenario())
 
 
+def test_an_engine_killed_while_it_drains_is_a_fault(child_path):
+    async def scenario():
+        client = child(delay=0.05)
+        await client.start(lambda progress: None)
+        running = asyncio.create_task(answer(client, request("a", **LONG)))
+        await until(lambda: client.gauges.running == 1)
+        draining = asyncio.create_task(client.drain(30.0))
+        await until(lambda: client.state == "draining")
+        os.kill(client.process.pid, signal.SIGKILL)
+        with pytest.raises(EngineError, match="has failed"):
+            await running
+        await draining
+        assert client.state == "faulted"
+        await client.close()
+
+    asyncio.run(scenario())
+
+
 def test_a_lost_device_faults_every_stream(make):
     async def scenario():
         client = make(fail_at=4)

@@ -1,4 +1,4 @@
-"""The runner over the null device: what its graphs find in device memory is read back into a plan and run by the scripted device."""
+"""The runner over the null device: what its graphs find in memory becomes a plan again, for the scripted device to run."""
 
 from collections import deque
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,7 @@
-"""A device that exists on paper: it does with a StepPlan what ops.references.step_begin, kv_append and advance do, on plain lists.
+"""A device on paper: it does with a StepPlan what step_begin, kv_append and advance do (ops.references), on plain lists.
 
-The next token is a hash of what the sequence's *pages* hold, its seed, position, penalty counts and bias; so a wrong block table, a
-page given away too early, a stale slot word or a token fed twice changes the text. `oracle` knows nothing of all that.
+The next token is a hash of what the sequence's *pages* hold, its seed, position, penalty counts and bias; so a wrong block
+table, a page given away too early, a stale slot word or a token fed twice changes the text. `oracle` knows nothing of all that.
 """
 
 import hashlib

@@ -21,7 +21,7 @@ def request(name, prompt, **sampling):
 
 
 class Harness:
-    """Schedules, runs and completes; ``ahead`` steps stay uncollected, as on a device that computes while the host plans."""
+    """Schedules, runs and completes; ``ahead`` steps stay uncollected, as on a device that runs while the host plans."""
 
     def __init__(self, limits=LIMITS, ahead=0):
         self.scheduler = Scheduler(limits)
@@ -217,8 +217,9 @@ def test_abort_while_waiting_in_prefill_and_in_flight():
 def test_a_filled_slot_holds_every_field_of_the_new_sequence():
     harness = Harness()
     sampling = {
-        "temperature": 0.5, "top_p": 0.25, "top_k": 7, "min_p": 0.125, "presence_penalty": -1.0, "frequency_penalty": 2.0,
-        "repetition_penalty": 1.5, "logit_bias": ((3, -100.0),), "min_tokens": 2, "logprobs": 4, "max_tokens": 1,
+        "temperature": 0.5, "top_p": 0.25, "top_k": 7, "min_p": 0.125, "presence_penalty": -1.0,
+        "frequency_penalty": 2.0, "repetition_penalty": 1.5, "logit_bias": ((3, -100.0),),
+        "min_tokens": 2, "logprobs": 4, "max_tokens": 1,
     }  # fmt: skip
     harness.submit(request("a", [5, 6], **sampling), seed=0xFFFFFFFF_00000002, stop_ids=[8, 9])
     plan = harness.step()
@@ -232,9 +233,9 @@ def test_a_filled_slot_holds_every_field_of_the_new_sequence():
     }
     want = {
         Word.LAST_TOKEN: 0, Word.POSITION: 0, Word.PROMPT_LENGTH: 2, Word.PENALTY_ROW: 0, Word.TEMPERATURE: bits[0.5],
-        Word.TOP_P: bits[0.25], Word.TOP_K: 7, Word.MIN_P: bits[0.125], Word.PRESENCE: bits[-1.0], Word.FREQUENCY: bits[2.0],
-        Word.REPETITION: bits[1.5], Word.SEED_LOW: 2, Word.SEED_HIGH: -1, Word.BIAS_START: 0, Word.BIAS_COUNT: 3,
-        Word.LOGPROBS: 4, Word.MASK: 0,
+        Word.TOP_P: bits[0.25], Word.TOP_K: 7, Word.MIN_P: bits[0.125], Word.PRESENCE: bits[-1.0],
+        Word.FREQUENCY: bits[2.0], Word.REPETITION: bits[1.5], Word.SEED_LOW: 2, Word.SEED_HIGH: -1,
+        Word.BIAS_START: 0, Word.BIAS_COUNT: 3, Word.LOGPROBS: 4, Word.MASK: 0,
     }  # fmt: skip
     start = LIMITS.layout.bias_start
     minus_inf = 0xFF800000 - 2**32

@@ -1,1 +1,1 @@
-"""Take requests, schedule, run, deliver: the engine's loop, its process, and the client that the server talks to it by."""
+"""Take requests, schedule, run, deliver: its loop, its process, and the client by which the server reaches it."""

@@ -53,9 +53,12 @@ class EngineClient(Protocol):
         ...
 
     def generate(self, request: Generate, /) -> AsyncGenerator[Delta, None]:
-        """Deltas of one request; the last has ``finish``. Closing the generator or cancelling its consumer aborts the request.
+        """Deltas of one request; the last has ``finish``.
 
-        Raises RequestError when it is refused or read too slowly, EngineError when the engine is not ready or has ended.
+        Closing the generator or cancelling its consumer aborts the request.
+
+        Raises RequestError when it is refused or read too slowly, EngineError when the engine is not ready or has
+        ended.
         """
         ...
 
@@ -222,7 +225,7 @@ class _Client:
                 for payload in frames.feed(data):
                     self._take(decode(payload))
         except OSError:
-            pass  # an engine that dies with a message unread resets the connection; what became of it is found out below
+            pass  # an engine that dies with a message unread resets the connection; its fate is found out below
         except Exception as error:  # noqa: BLE001 - garbage from the engine, or a progress callback that failed
             self._fail(from_failure(to_failure(error)))
         await self._lost()

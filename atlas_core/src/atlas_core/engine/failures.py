@@ -8,7 +8,9 @@ STICKY = "sticky"
 
 
 def to_failure(error: Exception) -> Failure:
-    """The error as a value. ``kind`` holds a RequestError's kind, an EngineError's state, or ``sticky`` of a DeviceError.
+    """The error as a value.
+
+    ``kind`` holds a RequestError's kind, an EngineError's state, or ``sticky`` of a DeviceError.
 
     An exception that is no AtlasError is a defect of Atlas; it becomes an EngineError that says so.
     """

@@ -18,7 +18,9 @@ _WORD = 4
 
 @dataclass(frozen=True, slots=True)
 class InputLayout:
-    """Where each input lies in the block of one bucket. Updates, which are mostly few, come last: only what is live is copied.
+    """Where each input lies in the block of one bucket.
+
+    Updates, which are mostly few, come last: only what is live is copied.
 
     Buckets share one block of device memory (they never run at once), each with offsets of its own.
     """

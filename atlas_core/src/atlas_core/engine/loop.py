@@ -30,14 +30,20 @@ Emit = Callable[[FromEngine], None]
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """What a step gave, one entry for each of its plan's ``sample_row``. ``alternatives`` is None when nobody wanted any."""
+    """What a step gave, one entry for each of its plan's ``sample_row``.
+
+    ``alternatives`` is None when nobody wanted any.
+    """
 
     sampled: Sequence[int]
     alternatives: Sequence[Alternatives] | None = None
 
 
 class StepRunner(Protocol):
-    """Runs plans in order (see engine.runner). ``asynchronous`` says that ``launch`` returns before the step is done."""
+    """Runs plans in order (see engine.runner).
+
+    ``asynchronous`` says that ``launch`` returns before the step is done.
+    """
 
     @property
     def asynchronous(self) -> bool:
@@ -60,8 +66,9 @@ class StepRunner(Protocol):
 class Engine:
     """A model that is ready to generate.
 
-    ``eos`` are the tokens that end a turn; ``info`` is what the API process is told. With an asynchronous runner one step is always
-    launched before the one before it is read; tokens that turn out to be past a request's end are never seen.
+    ``eos`` are the tokens that end a turn; ``info`` is what the API process is told. With an asynchronous runner one
+    step is always launched before the one before it is read; tokens that turn out to be past a request's end are never
+    seen.
     """
 
     def __init__(
@@ -82,7 +89,10 @@ class Engine:
         self._drain_until: float | None = None
 
     def run(self, inbox: Inbox, emit: Emit) -> None:
-        """Serve until the inbox says Closed, or a Drain is done. Raises what makes the engine useless, DeviceError above all."""
+        """Serve until the inbox says Closed, or a Drain is done.
+
+        Raises what makes the engine useless, DeviceError above all.
+        """
         while True:
             self._take(inbox)
             if self._closed:
@@ -149,7 +159,10 @@ class Engine:
             self._abort(request_id)
 
     def _step(self) -> bool:
-        """Launch the next step if there is one, and collect the oldest unless it may still run. True when one was collected."""
+        """Launch the next step if there is one, and collect the oldest unless it may still run.
+
+        True when one was collected.
+        """
         plan = self._scheduler.schedule()
         if plan is not None:
             self._flight.append((plan, self._runner.launch(plan)))

@@ -1,4 +1,7 @@
-"""One request's output: tokens in, what the client may see out. Knows when the text ends, by token, string or length."""
+"""One request's output: tokens in, what the client may see out.
+
+Knows when the text ends, by token, string or length.
+"""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
@@ -32,8 +35,8 @@ class Alternatives(NamedTuple):
 class Output:
     """Feed it every token once; the delta that it returns has ``finish`` when the request has ended.
 
-    The token that ends a request counts as generated and stands in ``tokens``; its text and log-probability are shown only
-    with ``include_stop_in_output``. Stop strings are looked for in the text after the first ``min_tokens`` tokens.
+    The token that ends a request counts as generated and stands in ``tokens``; its text and log-probability are shown
+    only with ``include_stop_in_output``. Stop strings are looked for in the text after the first ``min_tokens`` tokens.
     """
 
     def __init__(self, request: Generate, eos: Iterable[int], text: TokenText) -> None:
@@ -49,7 +52,10 @@ class Output:
         self._stops = StopMatcher(params.stop, include=params.include_stop_in_output)
 
     def push(self, token: int, alternatives: Alternatives | None, *, last: bool) -> Delta:
-        """The delta of one token; ``last`` when no more may be generated. Raises RequestError for an id that does not exist."""
+        """The delta of one token; ``last`` when no more may be generated.
+
+        Raises RequestError for an id that does not exist.
+        """
         self._count += 1
         stopping = token in self.stop_ids
         silent = stopping and not self._params.include_stop_in_output

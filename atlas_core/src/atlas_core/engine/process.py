@@ -1,7 +1,7 @@
 """The engine process: ``python -m atlas_core.engine.process --socket PATH``.
 
-It lives for its API process only. When the socket ends, for whatever reason, it exits at once, so that no orphan holds a device;
-where the kernel can (Linux), it is killed with its parent even if it cannot run any code.
+It lives for its API process only. When the socket ends, for whatever reason, it exits at once, so that no orphan holds
+a device; where the kernel can (Linux), it is killed with its parent even if it cannot run any code.
 """
 
 import argparse
@@ -22,7 +22,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="atlas_core.engine.process", description="the engine of an Atlas server")
     parser.add_argument("--socket", required=True, help="the Unix socket on which the API process listens")
     path: str = parser.parse_args().socket
-    # A terminal's Ctrl-C and a supervisor's TERM reach the whole group; the API process drains and then closes the socket.
+    # A terminal's Ctrl-C and a supervisor's TERM reach the whole group; the API process drains, then closes the socket.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     _die_with_parent()
@@ -32,7 +32,7 @@ def main() -> int:
 
 
 def _freeze() -> None:
-    """Everything built so far lives as long as the process: keep the garbage collector from walking it in every step."""
+    """What is built so far lives as long as the process: keep the garbage collector from walking it again and again."""
     gc.collect()
     gc.freeze()
 

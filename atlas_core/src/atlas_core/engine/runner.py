@@ -89,8 +89,8 @@ class Ticket:
 class Runner:
     """Owns the pinned rings and the order of work on one stream.
 
-    ``steps`` are (bucket, captured step), each bound to the buffers of ``InputLayout(bucket)`` in the device block at ``inputs``.
-    ``states`` (slots, penalty, mask) are zeroed here; ``penalty`` is [rows, vocabulary] int32.
+    ``steps`` are (bucket, captured step), each bound to the buffers of ``InputLayout(bucket)`` in the device block at
+    ``inputs``. ``states`` (slots, penalty, mask) are zeroed here; ``penalty`` is [rows, vocabulary] int32.
     """
 
     def __init__(
@@ -149,7 +149,10 @@ class Runner:
         return Ticket(self._launched - 1, ring, step, rows, plan.logprobs)
 
     def collect(self, ticket: Ticket) -> StepOutput:
-        """Wait for the oldest step in flight and read what it sampled. Raises EngineError for another ticket, DeviceError."""
+        """Wait for the oldest step in flight and read what it sampled.
+
+        Raises EngineError for another ticket, DeviceError.
+        """
         if ticket.number != self._collected or not ticket.ring.busy:
             raise EngineError(f"step {ticket.number} is collected", f"the oldest step in flight is {self._collected}")
         self._backend.wait_event(ticket.ring.event)
@@ -162,7 +165,7 @@ class Runner:
         return output
 
     def read_logits(self, ticket: Ticket) -> npt.NDArray[np.float32]:
-        """The step's float32 logits [rows, vocabulary], copied while everything waits: for tests and the start-up check.
+        """The step's float32 logits [rows, vocabulary], copied while all else waits: for tests and the start-up check.
 
         Raises EngineError when a later step was launched, which may have overwritten them.
         """
@@ -191,7 +194,7 @@ class Runner:
         largest = self._steps[-1][0].bucket if self._steps else None
         raise EngineError(
             f"no captured step holds {len(plan.token_ids)} tokens of {len(plan.row_slot)} sequences",
-            f"the longest query is {plan.max_query}, {len(plan.updates)} words change, and the largest bucket is {largest}",
+            f"the longest query is {plan.max_query}, {len(plan.updates)} words change; the largest bucket is {largest}",
             "the buckets must cover the scheduler's limits",
         )
 

@@ -15,7 +15,10 @@ from atlas_core.vocab.messages import Faulted, Hello, Progress
 
 Report = Callable[[Progress], None]
 Build = Callable[[bytes, Report], Engine]
-"""Makes the engine from encoded settings, on the thread that will run it, and reports how it goes. Raises AtlasError."""
+"""Makes the engine from encoded settings, on the thread that will run it, and reports how it goes.
+
+Raises AtlasError.
+"""
 
 _CHUNK = 1 << 16
 _LINGER = 2.0
@@ -27,8 +30,8 @@ def serve(
 ) -> bool:
     """Be the engine on ``connection`` until the other side goes away or a drain is done; False when something failed.
 
-    ``closed`` is called at once, on another thread, when the other side goes away; ``ready`` before requests are taken. ``build``
-    stands for the one that Configure names. Nothing is raised: the other side is told, if it is still there.
+    ``closed`` is called at once, on another thread, when the other side goes away; ``ready`` before requests are taken.
+    ``build`` stands for the one that Configure names. Nothing is raised: the other side is told, if it is still there.
     """
     inbox: Inbox = SimpleQueue()
     sender = _Sender(connection)

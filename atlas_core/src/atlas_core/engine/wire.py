@@ -1,7 +1,7 @@
 """Messages as bytes: a frame is its length (4 bytes, little endian) and msgpack of (type name, value).
 
-The only place that knows the encoding. Both sides begin with Hello; a peer of another version is refused, so a message is never
-guessed at.
+The only place that knows the encoding. Both sides begin with Hello; a peer of another version is refused, so a message
+is never guessed at.
 """
 
 import struct
@@ -23,7 +23,7 @@ _LENGTH = struct.Struct("<I")
 
 @dataclass(frozen=True, slots=True)
 class Configure:
-    """What the engine is to be built from: ``build`` is ``module:attr`` of a serving.Build, ``settings`` its first argument."""
+    """How to build the engine: ``build`` is ``module:attr`` of a serving.Build, ``settings`` its first argument."""
 
     build: str
     settings: bytes
@@ -40,7 +40,10 @@ _DECODERS = {name: msgspec.msgpack.Decoder(kind) for name, kind in _TYPES.items(
 
 
 def encode(message: Message) -> bytes:
-    """A whole frame. Raises EngineError for a value that cannot be sent (a number beyond 64 bits, half a character, too long)."""
+    """A whole frame.
+
+    Raises EngineError for a value that cannot be sent (a number beyond 64 bits, half a character, too long).
+    """
     name = type(message).__name__
     try:
         payload = _ENCODER.encode((name, message))
@@ -52,7 +55,10 @@ def encode(message: Message) -> bytes:
 
 
 def decode(payload: bytes) -> Message:
-    """The message of one frame, without its length. Raises EngineError for an unknown type or a value that is not of it."""
+    """The message of one frame, without its length.
+
+    Raises EngineError for an unknown type or a value that is not of it.
+    """
     try:
         name, value = _ENVELOPE.decode(payload)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -89,7 +95,10 @@ class Frames:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Every payload that ``data`` completes. Raises EngineError as soon as a frame announces more than MAX_FRAME bytes."""
+        """Every payload that ``data`` completes.
+
+        Raises EngineError as soon as a frame announces more than MAX_FRAME bytes.
+        """
         self._buffer += data
         while len(self._buffer) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._buffer)

@@ -1,1 +1,4 @@
-"""Which tokens enter the next step: continuous batching over slots and pages. Pure: no clock, device, thread or array."""
+"""Which tokens enter the next step: continuous batching over slots and pages.
+
+Pure: no clock, device, thread or array.
+"""

@@ -14,7 +14,9 @@ NEVER = float("-inf")
 
 
 def accept(request: Generate, order: int, *, seed: int, stop_ids: Iterable[int], limits: Limits) -> Sequence:
-    """The sequence that ``request`` asks for. ``seed`` is the one to use; ``stop_ids`` end it, and are forbidden before ``min_tokens``.
+    """The sequence that ``request`` asks for.
+
+    ``seed`` is the one to use; ``stop_ids`` end it, and are forbidden before ``min_tokens``.
 
     Raises RequestError when it can never run.
     """
@@ -63,7 +65,10 @@ def accept(request: Generate, order: int, *, seed: int, stop_ids: Iterable[int],
 
 
 def float_bits(value: float, field: str) -> int:
-    """The bits of a float32, as an unsigned number. Raises RequestError naming ``field`` when there is no such float32."""
+    """The bits of a float32, as an unsigned number.
+
+    Raises RequestError naming ``field`` when there is no such float32.
+    """
     try:
         bits: int = struct.unpack("<I", struct.pack("<f", value))[0]
     except (OverflowError, struct.error):

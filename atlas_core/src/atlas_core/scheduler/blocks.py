@@ -19,7 +19,10 @@ class BlockPool:
         return len(self._free)
 
     def allocate(self, count: int) -> list[int]:
-        """``count`` pages with one reference each. Raises EngineError when fewer are free; the caller asks ``free`` first."""
+        """``count`` pages with one reference each.
+
+        Raises EngineError when fewer are free; the caller asks ``free`` first.
+        """
         if count > len(self._free):
             raise EngineError(
                 f"{count} pages were asked for and {len(self._free)} are free", "the caller did not check"
@@ -43,7 +46,10 @@ class BlockPool:
                 self._free.append(page)
 
     def check_integrity(self, held: Iterable[int]) -> None:
-        """Compare with the pages that all holders together say they hold. Raises EngineError at the first difference."""
+        """Compare with the pages that all holders together say they hold.
+
+        Raises EngineError at the first difference.
+        """
         count = [0] * self.pages
         for page in held:
             count[page] += 1

@@ -13,11 +13,13 @@ FIELDS = len(Word)
 class Limits:
     """What the device was built for, and how much may wait.
 
-    ``pages`` is the number of pages of each cache group, ``page_tokens`` the positions of one page. ``max_seq_len`` counts prompt
-    and generated tokens. ``max_prefill_tokens`` bounds the tokens of one step that are not a running sequence's next one.
-    ``max_waiting`` requests may wait beyond those that find a free slot; ``retry_after`` seconds are told to the refused.
+    ``pages`` is the number of pages of each cache group, ``page_tokens`` the positions of one page. ``max_seq_len``
+    counts prompt and generated tokens. ``max_prefill_tokens`` bounds the tokens of one step that are not a running
+    sequence's next one. ``max_waiting`` requests may wait beyond those that find a free slot; ``retry_after`` seconds
+    are told to the refused.
 
-    Raises BudgetError when one sequence of ``max_seq_len`` could not run even alone, since then no preemption would help it.
+    Raises BudgetError when one sequence of ``max_seq_len`` could not run even alone, since then no preemption would
+    help it.
     """
 
     layout: SlotLayout
@@ -60,7 +62,8 @@ class Limits:
     def max_updates(self) -> int:
         """No step has more slot updates.
 
-        Every slot may be filled anew, lower its bias count, and begin a page in each group beside those that prefill fills.
+        Every slot may be filled anew, lower its bias count, and begin a page in each group beside those that prefill
+        fills.
         """
         slots, groups = self.layout.slots, len(self.pages)
         pages = groups * (2 * slots + self.max_prefill_tokens // self.page_tokens)

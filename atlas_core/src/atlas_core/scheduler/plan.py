@@ -1,4 +1,4 @@
-"""One step, as values: what the input arrays of the step's graphs shall hold (see ops.step and ops.references.step_begin)."""
+"""One step, as values: what the input arrays of its graphs shall hold (see ops.step and ops.references.step_begin)."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -12,11 +12,13 @@ LAST_TOKEN_MARKER = -1
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """Rows of a step. Row i belongs to ``sequences[i]`` in ``row_slot[i]`` and brings tokens ``cu_q[i]`` to ``cu_q[i + 1] - 1``.
+    """Rows of a step.
 
-    ``logits_rows`` are the tokens whose logits are wanted and ``sample_row`` the rows that they belong to. ``updates`` are (word, value)
-    pairs for the slots array, int32. ``clear_penalty`` are rows of the penalty pool to be zeroed before the step. ``logprobs`` says
-    whether any sampled row wants them.
+    Row i belongs to ``sequences[i]`` in ``row_slot[i]`` and brings tokens ``cu_q[i]`` to ``cu_q[i + 1] - 1``.
+
+    ``logits_rows`` are the tokens whose logits are wanted and ``sample_row`` the rows that they belong to. ``updates``
+    are (word, value) pairs for the slots array, int32. ``clear_penalty`` are rows of the penalty pool to be zeroed
+    before the step. ``logprobs`` says whether any sampled row wants them.
     """
 
     sequences: tuple[Sequence, ...]

@@ -1,9 +1,9 @@
 """Continuous batching: every step takes one token of each running sequence, and prompts as far as the budget goes.
 
-Sequences start in order of arrival, when a slot, all pages of what they bring and their pooled resources are free. When a
-running one needs a page and none is free, the youngest gives its place up and later computes its tokens again: its text does not
-change, since randomness depends on the position only. Steps may be planned before the results of earlier ones are
-known; a slot and its pages are reused only after every step that was launched with them has been collected.
+Sequences start in order of arrival, when a slot, all pages of what they bring and their pooled resources are free. When
+a running one needs a page and none is free, the youngest gives its place up and later computes its tokens again: its
+text does not change, since randomness depends on the position only. Steps may be planned before the results of earlier
+ones are known; a slot and its pages are reused only after every step that was launched with them has been collected.
 """
 
 from collections import deque
@@ -24,7 +24,8 @@ from atlas_core.vocab.messages import Generate
 class Scheduler:
     """Owns every sequence from ``submit`` until it has finished and no step in flight uses its place.
 
-    ``schedule`` plans a step, which must then be launched; ``complete`` takes its sampled tokens, in the order of launching.
+    ``schedule`` plans a step, which must then be launched; ``complete`` takes its sampled tokens, in the order of
+    launching.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -67,7 +68,9 @@ class Scheduler:
         return min(self.limits.pages, default=0) * self.limits.page_tokens
 
     def submit(self, request: Generate, *, seed: int, stop_ids: Iterable[int]) -> Sequence:
-        """Put a request into the line. ``stop_ids`` are the tokens that end it; ``seed`` decides its randomness (64 bits).
+        """Put a request into the line.
+
+        ``stop_ids`` are the tokens that end it; ``seed`` decides its randomness (64 bits).
 
         Raises RequestError when it can never run, when its id is live, or (kind overloaded) when the line is full.
         """
@@ -100,7 +103,7 @@ class Scheduler:
         return tuple(self._known.values())
 
     def finish(self, sequence: Sequence) -> None:
-        """End a sequence at any stage: nothing more is planned for it, and what it holds is freed when no step in flight uses it."""
+        """End a sequence at any stage: no more is planned for it; what it holds is freed once no step in flight uses it."""
         del self._known[sequence.id]
         sequence.finished = True
         if sequence.state is State.WAITING:
@@ -122,7 +125,8 @@ class Scheduler:
     def complete(self, plan: StepPlan, sampled: Tokens[int]) -> list[tuple[Sequence, int]]:
         """Take the tokens sampled by the oldest step in flight, one for each of ``plan.sample_row``.
 
-        Returns those that belong to a sequence that has not finished; the others are surplus of a step that was launched before its end was known.
+        Returns those that belong to a sequence that has not finished; the others are surplus of a step that was
+        launched before its end was known.
         """
         if len(sampled) != len(plan.sample_row):
             raise EngineError(f"a step sampled {len(sampled)} tokens instead of {len(plan.sample_row)}")

@@ -10,8 +10,8 @@ from atlas_core.ops.step import Word
 class State(Enum):
     """Where a sequence stands.
 
-    ``LEAVING`` gives its slot and pages back as soon as no step in flight uses them, and then waits again (preempted) or
-    is ``ENDED``; ``finished`` tells which.
+    ``LEAVING`` gives its slot and pages back as soon as no step in flight uses them, and then waits again (preempted)
+    or is ``ENDED``; ``finished`` tells which.
     """
 
     WAITING = auto()
@@ -22,7 +22,10 @@ class State(Enum):
 
 @dataclass(slots=True)
 class Holding:
-    """What a running sequence holds. ``tabled`` is the number of block table entries that the device knows, per group."""
+    """What a running sequence holds.
+
+    ``tabled`` is the number of block table entries that the device knows, per group.
+    """
 
     slot: int
     pages: list[list[int]]
@@ -36,10 +39,11 @@ class Sequence:
     """One request.
 
     ``tokens`` are prompt and generated tokens as far as they are known; ``pending`` more have been asked of the device.
-    ``computed`` tokens have been given to the device since admission; the first ``prefill_end`` of them by value, later ones
-    by the marker of the slot's last token. ``in_flight`` launched steps have not been collected yet. ``max_new`` tokens are generated at most.
-    ``pairs`` are bias pairs (token, value bits), the last ``banned`` of which forbid stop tokens until ``min_new`` are generated.
-    ``order`` is the place in the line, kept through preemption. ``fields`` are the slot words that do not depend on the slot.
+    ``computed`` tokens have been given to the device since admission; the first ``prefill_end`` of them by value, later
+    ones by the marker of the slot's last token. ``in_flight`` launched steps have not been collected yet. ``max_new``
+    tokens are generated at most. ``pairs`` are bias pairs (token, value bits), the last ``banned`` of which forbid stop
+    tokens until ``min_new`` are generated. ``order`` is the place in the line, kept through preemption. ``fields`` are
+    the slot words that do not depend on the slot.
     """
 
     id: str

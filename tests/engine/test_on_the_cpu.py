@@ -1,0 +1,87 @@
+"""The loop over a real model: company, chunks and preemption change no token and no bit of a log-probability."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_loop import Session
+
+from atlas_core.assembly.engine import Ledger, build
+from atlas_core.engine.loop import Engine
+from atlas_core.plugins import discover
+from atlas_core.scheduler.scheduler import Scheduler
+from atlas_core.settings import read_settings
+from atlas_core.vocab.messages import Generate, Ready
+from atlas_core.vocab.sampling import SamplingParams
+
+MODEL = Path(__file__).parents[1] / "data" / "tiny" / "llama"
+
+
+@pytest.fixture(scope="module")
+def built():
+    sizes = {"max_batch_size": "6", "max_prefill_tokens": "48", "max_seq_len": "256"}
+    settings = read_settings({"model": str(MODEL), "hardware": "cpu", **sizes}, {})
+    result = build(settings, discover(), Ledger(lambda progress: None))
+    yield result
+    result.close()
+
+
+def requests(vocab):
+    draw = np.random.default_rng(5)
+    kinds = [
+        {"temperature": 0.0},
+        {"temperature": 0.9, "top_p": 0.9},
+        {"temperature": 1.3, "top_k": 40, "min_p": 0.02},
+        {"temperature": 0.8, "presence_penalty": 0.7, "frequency_penalty": 0.3},
+        {"temperature": 0.0, "repetition_penalty": 1.3},
+        {"temperature": 0.7, "logit_bias": ((5, 8.0), (9, -100.0)), "min_tokens": 30},
+    ]
+    return [
+        Generate(
+            str(i),
+            tuple(draw.integers(0, vocab, size=length).tolist()),
+            SamplingParams(**kinds[i % len(kinds)], seed=i, max_tokens=60, ignore_eos=i % 2 == 0, logprobs=3),
+        )
+        for i, length in enumerate([7, 90, 1, 33, 150, 64, 17, 12, 100, 5, 48, 49])
+    ]
+
+
+def run(built, items, **changes):
+    limits = replace(built.limits, **changes)
+    info = Ready(limits.max_seq_len, limits.layout.slots, limits.vocab_size, "test")
+    engine = Engine(
+        runner=built.runner,
+        scheduler=Scheduler(limits),
+        text=built.tokenizer,
+        eos=built.model.spec.eos_token_ids,
+        info=info,
+    )
+    session = Session(engine=engine)
+    session.send(*items)
+    session.run()
+    positions = {item.id: [p for d in session.deltas(item.id) for p in d.logprobs] for item in items}
+    return {item.id: (session.answer(item.id), positions[item.id]) for item in items}, session.results[-1].gauges
+
+
+def test_alone_together_and_preempted_give_the_same(built):
+    items = requests(built.limits.vocab_size)
+    alone = {}
+    for item in items:
+        alone |= run(built, [item])[0]
+    together, gauges = run(built, items)
+    assert gauges.preemptions == 0
+    blocks = -(-built.limits.max_seq_len // built.limits.page_tokens)
+    scarce, gauges = run(built, items, pages=(blocks + 2,), max_prefill_tokens=13)
+    assert gauges.preemptions > 0
+    assert together == alone
+    assert scarce == alone
+    assert len({tuple(tokens) for (tokens, *_), _ in alone.values()}) == len(items)
+
+
+def test_forbidden_and_favoured_tokens(built):
+    answers, _ = run(built, requests(built.limits.vocab_size))
+    (tokens, *_), _ = answers["5"]
+    assert 9 not in tokens
+    assert len(tokens) >= 30
+    assert not set(tokens[:29]) & set(built.model.spec.eos_token_ids)
