@@ -1,0 +1,1 @@
+../../../plugins/atlas_plugin_cpu/hatch_build.py

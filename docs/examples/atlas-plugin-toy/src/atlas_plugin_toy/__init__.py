@@ -1,0 +1,1 @@
+"""The hardware ``toy``: an example to start from."""
