@@ -30,6 +30,7 @@ class ByteTokenizer:
     """Ids 0 to 255 are bytes; ``<bos>`` and ``<eos>`` are control tokens."""
 
     special_ids = frozenset({BOS, EOS})
+    special_tokens = frozenset({"<bos>", "<eos>"})
 
     def encode(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
         ids = [BOS] if add_special else []

@@ -41,7 +41,7 @@ class Engine:
         self.closed = True
 
 class Tokenizer:
-    special_ids = frozenset()
+    special_ids = special_tokens = frozenset()
     def encode(self, text, **more):
         return [*text.encode()]
     def decode(self, ids, **more):

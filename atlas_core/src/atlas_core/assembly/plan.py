@@ -85,10 +85,13 @@ def make_plan(model: Model, machine: Machine, settings: Settings) -> StepPlan:
 def make_limits(
     model: Model, settings: Settings, layout: StepLayout, max_seq_len: int, pages: tuple[int, ...]
 ) -> Limits:
-    """The scheduler's limits, with ``pages`` of each cache group. Raises BudgetError when one sequence would not fit."""
+    """The scheduler's limits, with ``pages`` of each cache group. Raises BudgetError when one sequence would not fit.
+
+    The line is a little longer than what the server lets in, since the server learns of a free place before the engine does.
+    """
     return Limits(
         layout.slots, layout.page_tokens, pages, model.spec.vocab_size, max_seq_len, settings.max_prefill_tokens,
-        layout.penalty_rows, settings.max_queue,
+        layout.penalty_rows, settings.max_queue + layout.slots.slots,
     )  # fmt: skip
 
 

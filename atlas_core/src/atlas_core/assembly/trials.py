@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
+from typing import cast
 
 from atlas_core.assembly.machine import Machine, choose_machine, kernel_tree
 from atlas_core.assembly.plan import settled
@@ -55,7 +56,7 @@ def support_of_hardware(registry: Registry, hardware: str, text: str) -> Iterato
     """What every hardware that matches would take. Needs no device."""
     for name in _matching(registry, hardware):
         machine = choose_machine(registry, name)
-        yield machine.name, run.support(_subject(machine, NullBackend()), _options(registry, machine, text))
+        yield machine.name, run.support(_subject(machine, cast("GpuBackend", NullBackend())), _options(registry, machine, text))
 
 
 def _matching(registry: Registry, hardware: str) -> list[str]:
@@ -74,7 +75,9 @@ def _present(registry: Registry, hardware: str) -> list[Machine]:
             reasons.append(f"{name}: {', '.join(verdict.reasons)}")
     if not present:
         raise ResolveError(
-            f"no hardware that matches {hardware!r} is here", "; ".join(reasons) or "none is installed", "atlas plugins list"
+            f"no hardware that matches {hardware!r} is here",
+            "; ".join(reasons) or "none is installed",
+            "atlas plugins list",
         )
     return present
 

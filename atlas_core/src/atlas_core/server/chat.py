@@ -1,14 +1,15 @@
 """``POST /v1/chat/completions``."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from atlas_core.server.logprobs import chat_logprobs
-from atlas_core.server.ports import ServedModel
+from atlas_core.server.ports import ServedModel, Tokenizer
 from atlas_core.server.schema import ChatRequest
 from atlas_core.server.sse import ChunkTemplate, encode
 from atlas_core.server.translate import check_messages, check_prompt
 from atlas_core.server.turn import Output, Prompt, Turn, usage
+from atlas_core.text.guard import Guard
 from atlas_core.vocab.errors import RequestError
 from atlas_core.vocab.messages import Delta, Ready
 
@@ -32,9 +33,9 @@ class Chat:
         if request.reasoning_effort is not None:
             extra.setdefault("reasoning_effort", request.reasoning_effort)
         opening = request.add_generation_prompt
-        text = render(model, request.messages, opening=opening, going_on=going_on, extra=extra)
-        # The template has printed what belongs round the text; and its control tokens have to be read as such.
-        ids = model.tokenizer.encode(text, add_special=False, parse_special=True)
+        pieces = render(model, request.messages, opening=opening, going_on=going_on, extra=extra)
+        # The template has printed what belongs round the text.
+        ids = encode_pieces(model.tokenizer, pieces, add_special=False)
         return [Prompt(check_prompt(ids, info, "messages"))]
 
     def whole(self, turn: Turn, outputs: Sequence[Output]) -> dict[str, Any]:
@@ -100,8 +101,10 @@ def render(
     opening: bool | None,
     going_on: bool,
     extra: Mapping[str, Any],
-) -> str:
-    """The text of a conversation. ``opening`` unsaid means: open the answer, unless the last turn is gone on with.
+) -> Iterator[tuple[str, bool]]:
+    """The text of a conversation, in pieces with whether control tokens in them are meant (see text.guard).
+
+    ``opening`` unsaid means: open the answer, unless the last turn is gone on with.
 
     Raises RequestError for messages of a wrong shape, for a model without a template, and when the template refuses.
     """
@@ -112,12 +115,24 @@ def render(
             "use the completions endpoint, or start the server with --chat-template FILE",
             kind="unsupported", code="no_chat_template",
         )  # fmt: skip
-    return model.template.render(
-        messages,
+    guard = Guard(model.tokenizer.special_tokens, [messages, extra])
+    text = model.template.render(
+        guard.conceal(messages),
         add_generation_prompt=not going_on if opening is None else opening,
         continue_final_message=going_on,
-        extra=extra,
+        extra=guard.conceal(extra),
     )
+    return guard.pieces(text)
+
+
+def encode_pieces(
+    tokenizer: Tokenizer, pieces: Iterable[tuple[str, bool]], *, add_special: bool, parse_special: bool = True
+) -> list[int]:
+    """Ids of a rendered conversation: control tokens are read where they are meant, if ``parse_special`` says so at all."""
+    ids: list[int] = []
+    for text, meant in pieces:
+        ids += tokenizer.encode(text, add_special=add_special and not ids, parse_special=meant and parse_special)
+    return ids
 
 
 def _envelope(turn: Turn, kind: str) -> dict[str, Any]:

@@ -42,10 +42,18 @@ class Engine(Protocol):
 
 
 class Tokenizer(Protocol):
-    """Text to ids and back; thread-safe. ``special_ids`` are control tokens, which answers do not show unless asked to."""
+    """Text to ids and back; thread-safe. ``special_ids`` are control tokens, which answers do not show unless asked to.
+
+    ``special_tokens`` are their spellings.
+    """
 
     @property
     def special_ids(self) -> frozenset[int]:
+        """See above."""
+        ...
+
+    @property
+    def special_tokens(self) -> frozenset[str]:
         """See above."""
         ...
 

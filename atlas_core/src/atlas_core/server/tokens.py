@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from atlas_core.server.body import parse_object, read_body
 from atlas_core.server.boundary import json_response
-from atlas_core.server.chat import render
+from atlas_core.server.chat import encode_pieces, render
 from atlas_core.server.endpoint import Shared
 from atlas_core.server.ports import ServedModel
 from atlas_core.server.schema import DetokenizeRequest, R, TokenizeRequest, read_request, unknown_fields
@@ -55,8 +55,8 @@ def _tokenize(asked: TokenizeRequest, model: ServedModel) -> list[int]:
     if asked.messages is None:
         text = asked.prompt if asked.prompt is not None else asked.content or ""
         return model.tokenizer.encode(text, add_special=special is not False, parse_special=parse)
-    text = render(
+    pieces = render(
         model, asked.messages, opening=asked.add_generation_prompt, going_on=bool(asked.continue_final_message),
         extra=asked.chat_template_kwargs or {},
     )  # fmt: skip
-    return model.tokenizer.encode(text, add_special=bool(special), parse_special=parse)
+    return encode_pieces(model.tokenizer, pieces, add_special=bool(special), parse_special=parse)

@@ -27,6 +27,7 @@ class Tokenizer:
         added = self._parsing.get_added_tokens_decoder()
         self._added = {token: entry.content for token, entry in added.items()}
         self.special_ids = frozenset(token for token, entry in added.items() if entry.special)
+        self.special_tokens = frozenset(self._added[token] for token in self.special_ids)
         self._to_bytes, self._strips_blank = _decoder(json.loads(source.json).get("decoder"))
         self._cache: dict[int, bytes] = {}
         self.vocab_size: int = max(self._parsing.get_vocab(with_added_tokens=True).values(), default=-1) + 1
