@@ -8,9 +8,11 @@ import pytest
 from atlas_core.conformance import run
 from atlas_core.conformance.codecs import plain_codec
 from atlas_core.contracts.ops import FusedCall, FusedOp
+from atlas_core.ops.contract import Case, Op, Operand, Tolerance
 from atlas_core.ops.fused import compose
 from atlas_core.ops.primitives import PRIMITIVES
 from atlas_core.ops.step import Count
+from atlas_core.ops.trials import Trial, normal
 from atlas_core.runtime.null import Injection
 from atlas_core.testing.host import HostBackend, HostKernels, ReferenceImplementation
 from atlas_core.vocab.dtype import DType
@@ -255,6 +257,32 @@ def test_an_op_without_trials_is_missed():
     strange = ReferenceImplementation(compose(ADD_NORM, PRIMITIVES), HostKernels())
     report = run.test(run.Subject(HostBackend(HostKernels()), [strange], "host"), FAST)
     assert (report.ok, report.missing) == (False, ["add_norm"])
+
+
+def test_an_op_of_a_plugin_brings_its_own_trials():
+    def double(arrays, attrs):
+        arrays["y"] = 2 * arrays["x"]
+
+    x, y = Operand("x", "activation"), Operand("y", "activation", "out")
+    op = Op("toy:double", (x, y), (), double, {DType.F32: Tolerance(0, 0)})
+
+    def trials(seed, large):
+        rng = np.random.default_rng(seed)
+        shapes = {"x": ("T", 3), "y": ("T", 3)}
+        cases = [Case("small", {"x": normal(rng, n, 3)}, {}, n, n, n, shapes=shapes) for n in (2, 4)]
+        yield Trial(cases[0], cases[1])
+
+    kernels = HostKernels()
+    ops = {**PRIMITIVES, op.name: op}
+    subject = run.Subject(
+        HostBackend(kernels), [ReferenceImplementation(op, kernels)], "host", ops=ops, trials={op.name: trials}
+    )
+    report = run.test(subject, FAST)
+    assert report.ok
+    assert [result.id for result in report.results] == ["toy:double[reference_toy:double](small, f32)"]
+    # The op says nothing about bfloat16, so nothing can be said about an implementation that runs in it.
+    (failure,) = run.test(subject, run.Options(activations=(DType.BF16,))).failures
+    assert "toy:double has no tolerance for bf16" in failure.detail
 
 
 def test_a_printed_id_is_a_filter():

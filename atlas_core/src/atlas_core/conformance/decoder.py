@@ -1,7 +1,6 @@
 """Small dense decoders, recorded as the families record theirs: where fused ops find their patterns."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -95,7 +94,7 @@ class Recorded:
     layout: StepLayout
 
 
-def record_decoder(shape: DecoderShape, ops: Any = None) -> Recorded:
+def record_decoder(shape: DecoderShape) -> Recorded:
     """Record a decoder of this shape with room for BLOCKS pages a sequence in SLOTS slots."""
     cache = CacheSpec(GROUP, "full", shape.layers, shape.kv_heads, shape.head_dim)
     spec = ModelSpec(
@@ -103,7 +102,4 @@ def record_decoder(shape: DecoderShape, ops: Any = None) -> Recorded:
         tied_embeddings=False, family=shape,
     )  # fmt: skip
     layout = StepLayout(SlotLayout(SLOTS, (BLOCKS,), SLOTS), shape.page_tokens, ACTIVATION, SLOTS)
-    program = (
-        record(DenseDecoder(shape), spec, layout) if ops is None else record(DenseDecoder(shape), spec, layout, ops)
-    )
-    return Recorded(shape.label, program, spec, layout)
+    return Recorded(shape.label, record(DenseDecoder(shape), spec, layout), spec, layout)

@@ -170,7 +170,12 @@ def padded(variant: Variant, operand: Operand, array: Array, shape: tuple[int, .
     full = np.empty(shape, array.dtype)
     live = array.shape[0]
     full[:live] = array
-    full[live:] = np.nan if floating(variant.dtype(operand)) else variant.bucket().tokens if dims[0] == "S+1" else 0
-    if dims[0] == "U":
-        full[live:, 1] = 77
+    if floating(variant.dtype(operand)):
+        full[live:] = np.nan
+    elif dims[0] == "S+1":
+        full[live:] = variant.bucket().tokens
+    else:
+        full[live:] = 0
+        if dims[0] == "U":
+            full[live:, 1] = 77
     return full
