@@ -25,7 +25,8 @@ class ComputeTargetDecl:
 
 @dataclass(frozen=True, slots=True)
 class GpuBackendDecl:
-    """A machine. ``backend`` is ``module:attr`` of a callable (BackendOptions) → GpuBackend; ``probe`` of one () → Verdict.
+    """A machine. ``backend`` is ``module:attr`` of a callable (KernelLibrary, ordinal, *, threads=None) → GpuBackend, where
+    ``threads`` is what the operator asked for, refused with UsageError if it means nothing; ``probe`` of one () → Verdict.
 
     The probe runs in a child process with a time limit; ``implementations`` and ``fused`` are ``module:attr`` of callables of
     no arguments giving lists of OpImplementation and FusedOp; they may be inherited through HARDWARE.toml's ``extends``.
