@@ -66,7 +66,7 @@ class Weight:
 
 @dataclass
 class Step:
-    """The live counts, and which of them bounds each operand's first dimension; ``spare`` rows more fit into the buffers."""
+    """The live counts, and which of them bounds each operand's first dimension; ``spare`` more rows fit in."""
 
     tokens: int = 0
     sequences: int = 0
@@ -112,7 +112,7 @@ class Bench:
     ) -> dict[str, np.ndarray]:
         """Capture and replay ``op``; gives the live part of every array afterwards.
 
-        ``outputs`` maps names to (live shape, dtype). ``again`` may change the memory between a first and a second replay.
+        ``outputs`` maps names to (live shape, dtype). ``again`` may change memory between two replays.
         """
         implementation = _IMPLEMENTATIONS[op]
         specs, buffers, views = {}, {}, {}

@@ -1,4 +1,4 @@
-"""GpuBackend for the CPU: device memory is host memory, work is done when a call returns, a graph is a frozen command list."""
+"""GpuBackend for the CPU: device memory is host memory, calls return when work is done, a graph is a command list."""
 
 import ctypes
 import time

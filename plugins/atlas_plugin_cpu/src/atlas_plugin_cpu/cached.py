@@ -56,6 +56,6 @@ class PagedAttention(_Cached):
     def _arguments(self, need: OpNeed, context: BindContext) -> tuple[Arg, ...]:
         operands = addresses(context, "q", "cu_q", "row_slot", "slots")
         return (
-            *operands, self._layer(need, context), *addresses(context, "y"), *ints(need, "q_heads", *_CACHE_INTS, "window"),
-            f32(need.attrs["scale"]),
+            *operands, self._layer(need, context), *addresses(context, "y"),
+            *ints(need, "q_heads", *_CACHE_INTS, "window"), f32(need.attrs["scale"]),
         )  # fmt: skip

@@ -60,8 +60,9 @@ class Modules:
 
 
 def pack(kernel: Kernel, geometry: Geometry, args: Sequence[Arg]) -> Command:
-    """Check arguments against the declaration and pack one 8-byte slot each. Raises KernelError naming what does not fit."""
-    description = f"{kernel}[{geometry.grid[0]}]({', '.join(f'{p.name}={_show(a)}' for p, a in zip(kernel.params, args, strict=False))})"
+    """Check arguments against the declaration and pack one 8-byte slot each. Raises KernelError naming the misfit."""
+    shown = (f"{param.name}={_show(arg)}" for param, arg in zip(kernel.params, args, strict=False))
+    description = f"{kernel}[{geometry.grid[0]}]({', '.join(shown)})"
     if len(args) != len(kernel.params):
         names = ", ".join(str(param) for param in kernel.params)
         raise KernelError(

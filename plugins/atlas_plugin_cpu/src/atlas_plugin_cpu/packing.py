@@ -1,10 +1,9 @@
-"""How weights lie in memory for the CPU's kernels: rows in groups of 16, interleaved so that one load brings 16 rows' column.
+"""How weights lie in memory for the CPU's kernels: rows in groups of 16, interleaved so that one load brings a column.
 
-``weights.h`` is the reader. Packing a second time or for another op gives the same bytes, so tied weights share one copy.
+``weights.h`` is the reader. Packing again or for another op gives the same bytes, so tied weights share one copy.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -20,16 +19,11 @@ VECTOR = "f32"
 _PLAIN: Mapping[str, np.dtype[np.generic]] = {"f32": np.dtype("<f4"), "f16": np.dtype("<f2"), "bf16": np.dtype("<u2")}
 
 
-@dataclass(frozen=True, slots=True)
-class _Format:
-    """``columns`` must be a multiple of ``block``; ``interleave`` maps raw rows [groups * 16, row bytes] to packed bytes."""
-
-    block_bytes: int
-    block: int
-    interleave: Callable[[np.ndarray], np.ndarray]
+Interleave = Callable[[np.ndarray], np.ndarray]
+"""Stored rows [groups * 16, row bytes] to packed bytes: in order, of any shape."""
 
 
-def _columns(width: int) -> Callable[[np.ndarray], np.ndarray]:
+def _columns(width: int) -> Interleave:
     """Plain scalars of ``width`` bytes: [group, column, lane]."""
 
     def interleave(rows: np.ndarray) -> np.ndarray:
@@ -55,8 +49,8 @@ def _q8_0(rows: np.ndarray) -> np.ndarray:
     return np.concatenate([*_heads(blocks, 1), quants], axis=-1)
 
 
-def _nibbles(fields: int) -> Callable[[np.ndarray], np.ndarray]:
-    """q4_0 (one float16 field) and q4_1 (two): byte j of a stored block holds columns j (low half) and j + 16 (high half)."""
+def _nibbles(fields: int) -> Interleave:
+    """q4_0 (one float16 field) and q4_1 (two): byte j of a block holds columns j (low half) and j + 16 (high)."""
 
     def interleave(rows: np.ndarray) -> np.ndarray:
         blocks = _blocks(rows, 2 * fields + _BLOCK // 2)
@@ -70,13 +64,13 @@ def _nibbles(fields: int) -> Callable[[np.ndarray], np.ndarray]:
     return interleave
 
 
-_FORMATS: Mapping[str, _Format] = {
-    "f32": _Format(4, 1, _columns(4)),
-    "bf16": _Format(2, 1, _columns(2)),
-    "f16": _Format(2, 1, _columns(2)),
-    "q8_0": _Format(34, _BLOCK, _q8_0),
-    "q4_0": _Format(18, _BLOCK, _nibbles(1)),
-    "q4_1": _Format(20, _BLOCK, _nibbles(2)),
+_FORMATS: Mapping[str, Interleave] = {
+    "f32": _columns(4),
+    "bf16": _columns(2),
+    "f16": _columns(2),
+    "q8_0": _q8_0,
+    "q4_0": _nibbles(1),
+    "q4_1": _nibbles(2),
 }
 MATRIX_LAYOUTS = tuple(_FORMATS)
 VECTOR_LAYOUTS = tuple(_PLAIN)
@@ -110,7 +104,7 @@ def pack(packing: str, layout: StorageLayout, shape: tuple[int, ...], data: byte
     missing = -shape[0] % LANES
     if missing:
         rows = np.concatenate([rows, np.zeros((missing, rows.shape[1]), np.uint8)])
-    return np.ascontiguousarray(_FORMATS[layout.name].interleave(rows)).reshape(-1)
+    return np.ascontiguousarray(_FORMATS[layout.name](rows)).reshape(-1)
 
 
 def _vector(name: str, data: bytes | memoryview) -> np.ndarray:

@@ -1,16 +1,17 @@
 // Keys and values in pages, and causal attention over them.
 //
-// A page of a layer is [2, kv heads, page_tokens, head_dim] floats, keys first. Attention walks over keys in blocks of 64 absolute
-// positions with a running maximum (Milakov and Gimelshein, 2018). What a query gets depends on its own position, its window and
-// the keys alone: never on other queries, on how a prompt was cut into chunks, or on the number of tasks.
+// A page of a layer is [2, kv heads, page_tokens, head_dim] floats, keys first. Attention walks over keys in blocks of
+// 64 absolute positions with a running maximum (Milakov and Gimelshein, 2018). What a query gets depends on its own
+// position, its window and the keys alone: never on other queries, on how a prompt was cut into chunks, or on the
+// number of tasks.
 
 #include "atlas_step.h"
 #include "simd.h"
 
 namespace {
 
-constexpr int kKeys = 64;      // positions in a block
-constexpr int kHeads = 8;      // query heads that share one walk over the keys
+constexpr int kKeys = 64;  // positions in a block
+constexpr int kHeads = 8;  // query heads that share one walk over the keys
 constexpr int kMaxDim = 256;
 
 ATLAS_INLINE int smaller(int a, int b) { return a < b ? a : b; }
@@ -53,7 +54,9 @@ struct Width {
     }
 };
 
-ATLAS_INLINE f32x16 take(const float* from, int lanes) { return lanes == kLanes ? load(from) : load_first(from, kLanes / 2); }
+ATLAS_INLINE f32x16 take(const float* from, int lanes) {
+    return lanes == kLanes ? load(from) : load_first(from, kLanes / 2);
+}
 
 // Attention of the query at position ``last`` in ``heads`` heads that share keys; q and y are [heads, dim].
 template <int kChunks>
@@ -100,14 +103,16 @@ void attend(const float* q, const Pages& pages, int first, int last, int heads, 
                 for (int i = from; i < end; ++i) {
                     const f32x16 p = splat(score[i]);
                     const float* value = keys[i] + pages.values;
-                    width.each([&](int d, int n) ATLAS_FLAT { sums[d / kLanes] = fma(load(value + d), p, sums[d / kLanes]); });
+                    width.each([&](int d, int n)
+                                   ATLAS_FLAT { sums[d / kLanes] = fma(load(value + d), p, sums[d / kLanes]); });
                 }
                 width.each([&](int d, int n) ATLAS_FLAT { store(out[h] + d, sums[d / kLanes]); });
             } else {
                 for (int i = from; i < end; ++i) {
                     const f32x16 p = splat(score[i]);
                     const float* value = keys[i] + pages.values;
-                    width.each([&](int d, int n) ATLAS_FLAT { store(out[h] + d, fma(take(value + d, n), p, load(out[h] + d))); });
+                    width.each([&](int d, int n)
+                                   ATLAS_FLAT { store(out[h] + d, fma(take(value + d, n), p, load(out[h] + d))); });
                 }
             }
         }
@@ -131,9 +136,9 @@ ATLAS_INLINE int row_of(const int32_t* cu_q, int rows, int token) {
 
 }  // namespace
 
-void kv_append(const int32_t* counts, const float* k, const float* v, const int32_t* positions, const int32_t* token_row,
-               const int32_t* row_slot, const int32_t* state, float* layer, int32_t kv_heads, int32_t head_dim,
-               int32_t page_tokens, int32_t slot_stride, int32_t table_offset, int task, int ntasks) {
+void kv_append(const int32_t* counts, const float* k, const float* v, const int32_t* positions,
+               const int32_t* token_row, const int32_t* row_slot, const int32_t* state, float* layer, int32_t kv_heads,
+               int32_t head_dim, int32_t page_tokens, int32_t slot_stride, int32_t table_offset, int task, int ntasks) {
     const size_t head = static_cast<size_t>(page_tokens) * head_dim, page = 2 * kv_heads * head;
     const size_t bytes = static_cast<size_t>(head_dim) * sizeof(float);
     const Share mine = share(counts[ATLAS_TOKENS], task, ntasks);
@@ -149,22 +154,25 @@ void kv_append(const int32_t* counts, const float* k, const float* v, const int3
     }
 }
 
-void paged_attention(const int32_t* counts, const float* q, const int32_t* cu_q, const int32_t* row_slot, const int32_t* state,
-                     const float* layer, float* y, int32_t q_heads, int32_t kv_heads, int32_t head_dim, int32_t page_tokens,
-                     int32_t slot_stride, int32_t table_offset, int32_t window, float scale, int task, int ntasks) {
+void paged_attention(const int32_t* counts, const float* q, const int32_t* cu_q, const int32_t* row_slot,
+                     const int32_t* state, const float* layer, float* y, int32_t q_heads, int32_t kv_heads,
+                     int32_t head_dim, int32_t page_tokens, int32_t slot_stride, int32_t table_offset, int32_t window,
+                     float scale, int task, int ntasks) {
     const int tokens = counts[ATLAS_TOKENS], rows = counts[ATLAS_SEQUENCES], group = q_heads / kv_heads;
     // Heads that share keys are worked on together, unless that would leave tasks without work.
     const int together = tokens * kv_heads >= 2 * ntasks ? smaller(group, kHeads) : 1;
     const int parts = (group + together - 1) / together;
     const size_t head = static_cast<size_t>(page_tokens) * head_dim;
     for (int64_t item = task; item < static_cast<int64_t>(tokens) * kv_heads * parts; item += ntasks) {
-        const int token = static_cast<int>(item / (kv_heads * parts)), rest = static_cast<int>(item % (kv_heads * parts));
+        const int token = static_cast<int>(item / (kv_heads * parts));
+        const int rest = static_cast<int>(item % (kv_heads * parts));
         const int kv_head = rest / parts, begin = rest % parts * together, heads = smaller(together, group - begin);
         const int row = row_of(cu_q, rows, token);
         const int32_t* slot = state + static_cast<size_t>(row_slot[row]) * slot_stride;
         const int last = slot[ATLAS_POSITION] + token - cu_q[row];
         const int first = window > 0 ? greater(last - window + 1, 0) : 0;
-        const Pages pages = {layer + kv_head * head, slot + table_offset, page_tokens, head_dim, 2 * kv_heads * head, kv_heads * head};
+        const Pages pages = {layer + kv_head * head, slot + table_offset, page_tokens, head_dim,
+                             2 * kv_heads * head, kv_heads * head};
         const size_t at = (static_cast<size_t>(token) * q_heads + kv_head * group + begin) * head_dim;
         const auto run = head_dim == 64 ? attend<4> : head_dim == 128 ? attend<8> : attend<0>;
         run(q + at, pages, first, last, heads, scale, y + at);

@@ -13,15 +13,17 @@ ATLAS_INLINE void across(int columns, Each f) {
     if (k < columns) f(k, columns - k);
 }
 
-ATLAS_INLINE f32x16 take(const float* from, int lanes) { return lanes == kLanes ? load(from) : load_first(from, lanes); }
+ATLAS_INLINE f32x16 take(const float* from, int lanes) {
+    return lanes == kLanes ? load(from) : load_first(from, lanes);
+}
 
 ATLAS_INLINE void put(float* to, f32x16 value, int lanes) {
     if (lanes == kLanes) store(to, value);
     else store_first(to, value, lanes);
 }
 
-// Sine and cosine in double precision. The reduction to [-pi/4, pi/4] subtracts n * pi/2 in three parts, the first with 33
-// bits, so that it stays exact for every position below 2^20; then Taylor series to the 15th power.
+// Sine and cosine in double precision. The reduction to [-pi/4, pi/4] subtracts n * pi/2 in three parts, the first with
+// 33 bits, so that it stays exact for every position below 2^20; then Taylor series to the 15th power.
 ATLAS_INLINE void sine_cosine(double angle, double* sine, double* cosine) {
     const double n = __builtin_rint(angle * 0.63661977236758134308);
     double r = angle - n * 1.57079632673412561417e+00;
@@ -54,8 +56,8 @@ constexpr int kMaxHalf = 128;
 
 }  // namespace
 
-void rms_norm(const int32_t* counts, int32_t live, const float* x, const float* weight, float* y, int32_t columns, float eps,
-              int task, int ntasks) {
+void rms_norm(const int32_t* counts, int32_t live, const float* x, const float* weight, float* y, int32_t columns,
+              float eps, int task, int ntasks) {
     const Share mine = share(counts[live], task, ntasks);
     for (int row = mine.first; row < mine.last; ++row) {
         const float* in = x + static_cast<size_t>(row) * columns;
@@ -66,18 +68,20 @@ void rms_norm(const int32_t* counts, int32_t live, const float* x, const float* 
             squares = fma(v, v, squares);
         });
         const f32x16 scale = splat(1.0f / sqrtf(sum(squares) / static_cast<float>(columns) + eps));
-        across(columns, [&](int k, int n) ATLAS_FLAT { put(out + k, take(in + k, n) * scale * take(weight + k, n), n); });
+        across(columns,
+               [&](int k, int n) ATLAS_FLAT { put(out + k, take(in + k, n) * scale * take(weight + k, n), n); });
     }
 }
 
-void add(const int32_t* counts, int32_t live, const float* x, const float* z, float* y, int32_t columns, int task, int ntasks) {
+void add(const int32_t* counts, int32_t live, const float* x, const float* z, float* y, int32_t columns, int task,
+         int ntasks) {
     const Share mine = share(counts[live], task, ntasks);
     const size_t first = static_cast<size_t>(mine.first) * columns, last = static_cast<size_t>(mine.last) * columns;
     for (size_t i = first; i < last; ++i) y[i] = x[i] + z[i];
 }
 
-void bias_add(const int32_t* counts, int32_t live, const float* x, const float* bias, float* y, int32_t columns, int task,
-              int ntasks) {
+void bias_add(const int32_t* counts, int32_t live, const float* x, const float* bias, float* y, int32_t columns,
+              int task, int ntasks) {
     const Share mine = share(counts[live], task, ntasks);
     for (int row = mine.first; row < mine.last; ++row) {
         const size_t base = static_cast<size_t>(row) * columns;
@@ -85,8 +89,8 @@ void bias_add(const int32_t* counts, int32_t live, const float* x, const float* 
     }
 }
 
-void silu_mul(const int32_t* counts, int32_t live, const float* gate, const float* up, float* y, int32_t columns, int task,
-              int ntasks) {
+void silu_mul(const int32_t* counts, int32_t live, const float* gate, const float* up, float* y, int32_t columns,
+              int task, int ntasks) {
     const Share mine = share(counts[live], task, ntasks);
     for (int row = mine.first; row < mine.last; ++row) {
         const size_t base = static_cast<size_t>(row) * columns;
@@ -97,8 +101,8 @@ void silu_mul(const int32_t* counts, int32_t live, const float* gate, const floa
     }
 }
 
-void rope(const int32_t* counts, const float* x, const int32_t* positions, const float* inv_freq, float* y, int32_t heads,
-          int32_t head_dim, int32_t half, float scale, int task, int ntasks) {
+void rope(const int32_t* counts, const float* x, const int32_t* positions, const float* inv_freq, float* y,
+          int32_t heads, int32_t head_dim, int32_t half, float scale, int task, int ntasks) {
     const Share mine = share(counts[ATLAS_TOKENS], task, ntasks);
     for (int t = mine.first; t < mine.last; ++t) {
         float sine[kMaxHalf], cosine[kMaxHalf];
@@ -113,7 +117,8 @@ void rope(const int32_t* counts, const float* x, const int32_t* positions, const
             const float *low = x + base, *high = low + half;
             float *to_low = y + base, *to_high = to_low + half;
             across(half, [&](int i, int n) ATLAS_FLAT {
-                const f32x16 s = take(sine + i, n), c = take(cosine + i, n), a = take(low + i, n), b = take(high + i, n);
+                const f32x16 s = take(sine + i, n), c = take(cosine + i, n), a = take(low + i, n),
+                             b = take(high + i, n);
                 put(to_low + i, fma(a, c, -(b * s)), n);
                 put(to_high + i, fma(b, c, a * s), n);
             });

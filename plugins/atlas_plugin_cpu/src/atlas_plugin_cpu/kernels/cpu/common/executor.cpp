@@ -1,8 +1,8 @@
 // Runs frozen command lists on a pool of threads; the caller is one of them.
 //
-// A command is a kernel split into tasks. Threads take tasks by a counter, and go on to the next command when all tasks of this
-// one are done: nobody waits for a thread that holds no task, so a thread that lost its processor delays nobody. Waiting spins
-// briefly, then yields, then sleeps.
+// A command is a kernel split into tasks. Threads take tasks by a counter, and go on to the next command when all tasks
+// of this one are done: nobody waits for a thread that holds no task, so a thread that lost its processor delays
+// nobody. Waiting spins briefly, then yields, then sleeps.
 
 #include <pthread.h>
 #include <sched.h>
@@ -18,10 +18,10 @@ namespace {
 
 typedef void (*Kernel)(const uint64_t* slots, int task, int ntasks);
 
-constexpr int kSpins = 200;        // pauses before yielding, about ten microseconds
-constexpr int kYields = 100;       // yields before sleeping
-constexpr long kNap = 20000;       // nanoseconds of one sleep
-constexpr int kIdleSpins = 1000;   // pauses of an idle thread before it waits to be woken
+constexpr int kSpins = 200;       // pauses before yielding, about ten microseconds
+constexpr int kYields = 100;      // yields before sleeping
+constexpr long kNap = 20000;      // nanoseconds of one sleep
+constexpr int kIdleSpins = 1000;  // pauses of an idle thread before it waits to be woken
 
 struct alignas(64) Command {
     uint64_t claim;  // generation of the run << 32 | next task
@@ -75,8 +75,8 @@ bool superseded(const Command& command, uint32_t generation) {
     return __atomic_load_n(&command.claim, __ATOMIC_ACQUIRE) >> 32 != generation;
 }
 
-// Takes part in one run until it is finished. A thread that comes late finds another generation and leaves: a task is only
-// claimed together with the generation, and a run is over only when no task is held.
+// Takes part in one run until it is finished. A thread that comes late finds another generation and leaves: a task is
+// only claimed together with the generation, and a run is over only when no task is held.
 void work(Pool* pool, Graph* graph, uint32_t generation) {
     for (int c = 0; c < graph->count; ++c) {
         Command& command = graph->commands[c];
@@ -85,7 +85,9 @@ void work(Pool* pool, Graph* graph, uint32_t generation) {
             if (claim >> 32 != generation) return;
             const uint32_t task = static_cast<uint32_t>(claim);
             if (task >= command.tasks) break;
-            if (!__atomic_compare_exchange_n(&command.claim, &claim, claim + 1, true, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) continue;
+            if (!__atomic_compare_exchange_n(&command.claim, &claim, claim + 1, true, __ATOMIC_ACQ_REL,
+                                             __ATOMIC_ACQUIRE))
+                continue;
             command.kernel(command.slots, static_cast<int>(task), static_cast<int>(command.tasks));
             __atomic_fetch_add(&command.done, 1, __ATOMIC_ACQ_REL);
             claim = __atomic_load_n(&command.claim, __ATOMIC_ACQUIRE);
@@ -101,17 +103,19 @@ void* serve(void* argument) {
     Pool* pool = static_cast<Pool*>(argument);
     uint64_t seen = 0;
     for (;;) {
-        for (int i = 0; pool->spin && i < kIdleSpins && __atomic_load_n(&pool->epoch, __ATOMIC_ACQUIRE) == seen; ++i) pause_briefly();
+        for (int i = 0; pool->spin && i < kIdleSpins && __atomic_load_n(&pool->epoch, __ATOMIC_ACQUIRE) == seen; ++i)
+            pause_briefly();
         if (__atomic_load_n(&pool->epoch, __ATOMIC_SEQ_CST) == seen) {
             pthread_mutex_lock(&pool->mutex);
             __atomic_fetch_add(&pool->sleepers, 1, __ATOMIC_SEQ_CST);
-            while (__atomic_load_n(&pool->epoch, __ATOMIC_SEQ_CST) == seen) pthread_cond_wait(&pool->wake, &pool->mutex);
+            while (__atomic_load_n(&pool->epoch, __ATOMIC_SEQ_CST) == seen)
+                pthread_cond_wait(&pool->wake, &pool->mutex);
             __atomic_fetch_sub(&pool->sleepers, 1, __ATOMIC_SEQ_CST);
             pthread_mutex_unlock(&pool->mutex);
         }
         seen = __atomic_load_n(&pool->epoch, __ATOMIC_SEQ_CST);
         if (__atomic_load_n(&pool->stop, __ATOMIC_SEQ_CST)) return nullptr;
-        // ``active`` rises before ``current`` is read: whoever frees a graph first clears ``current``, then waits for zero.
+        // ``active`` rises before ``current`` is read: who frees a graph first clears ``current``, then waits for zero.
         __atomic_fetch_add(&pool->active, 1, __ATOMIC_SEQ_CST);
         Graph* graph = __atomic_load_n(&pool->current, __ATOMIC_SEQ_CST);
         if (graph != nullptr) work(pool, graph, __atomic_load_n(&graph->generation, __ATOMIC_SEQ_CST));
@@ -133,8 +137,8 @@ void wait_idle(Pool* pool) {
 
 }  // namespace
 
-// A pool of ``threads`` threads, the caller included; ``spin`` 0 when they have fewer processors than that. *pool stays 0 when
-// memory or threads are refused.
+// A pool of ``threads`` threads, the caller included; ``spin`` 0 when they have fewer processors than that. *pool stays
+// 0 when memory or threads are refused.
 void pool_create(uint64_t* pool, int32_t threads, int32_t spin, int task, int ntasks) {
     *pool = 0;
     Pool* made = static_cast<Pool*>(calloc(1, sizeof(Pool)));
@@ -164,16 +168,18 @@ void pool_destroy(void* pool, int task, int ntasks) {
     free(old);
 }
 
-// ``words`` holds for each of ``count`` commands: address of its kernel, tasks (0: one for each thread), number of slots, slots.
-// *graph stays 0 when memory is refused.
-void graph_create(void* pool, uint64_t* graph, const uint64_t* words, int64_t length, int32_t count, int task, int ntasks) {
+// ``words`` holds for each of ``count`` commands: address of its kernel, tasks (0: one for each thread), number of
+// slots, slots. *graph stays 0 when memory is refused.
+void graph_create(void* pool, uint64_t* graph, const uint64_t* words, int64_t length, int32_t count, int task,
+                  int ntasks) {
     *graph = 0;
     Graph* made = static_cast<Graph*>(calloc(1, sizeof(Graph)));
     if (made == nullptr) return;
     made->count = count;
     made->words = static_cast<uint64_t*>(malloc(static_cast<size_t>(length + 1) * sizeof(uint64_t)));
     void* commands = nullptr;
-    if (made->words == nullptr || posix_memalign(&commands, alignof(Command), static_cast<size_t>(count + 1) * sizeof(Command)) != 0) {
+    if (made->words == nullptr ||
+        posix_memalign(&commands, alignof(Command), static_cast<size_t>(count + 1) * sizeof(Command)) != 0) {
         free(made->words);
         free(made);
         return;
@@ -182,7 +188,8 @@ void graph_create(void* pool, uint64_t* graph, const uint64_t* words, int64_t le
     made->commands = static_cast<Command*>(commands);
     const uint64_t* word = made->words;
     for (int c = 0; c < count; ++c) {
-        const uint32_t tasks = word[1] != 0 ? static_cast<uint32_t>(word[1]) : static_cast<uint32_t>(static_cast<Pool*>(pool)->threads);
+        const uint32_t tasks =
+            word[1] != 0 ? static_cast<uint32_t>(word[1]) : static_cast<uint32_t>(static_cast<Pool*>(pool)->threads);
         made->commands[c] = {0, 0, tasks, reinterpret_cast<Kernel>(static_cast<uintptr_t>(word[0])), word + 3};
         made->parallel = made->parallel || tasks > 1;
         word += 3 + word[2];
@@ -197,7 +204,8 @@ void graph_run(void* pool, void* graph, int task, int ntasks) {
     if (!list->parallel || on->threads == 1) {
         for (int c = 0; c < list->count; ++c) {
             const Command& command = list->commands[c];
-            for (uint32_t i = 0; i < command.tasks; ++i) command.kernel(command.slots, static_cast<int>(i), static_cast<int>(command.tasks));
+            for (uint32_t i = 0; i < command.tasks; ++i)
+                command.kernel(command.slots, static_cast<int>(i), static_cast<int>(command.tasks));
         }
         return;
     }

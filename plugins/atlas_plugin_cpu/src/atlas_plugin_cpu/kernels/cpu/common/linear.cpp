@@ -1,8 +1,8 @@
 // Products with packed weights, and rows of an embedding table packed the same way.
 //
-// The bits of an output depend on its row of x and its row of the weight alone: columns are added in blocks of 32, inside a
-// block one after the other with fused multiply-adds from zero, the blocks' sums in order. However many rows of x there are,
-// and however outputs fall to tasks, that order is the same.
+// The bits of an output depend on its row of x and its row of the weight alone: columns are added in blocks of 32,
+// inside a block one after the other with fused multiply-adds from zero, the blocks' sums in order. However many rows
+// of x there are, and however outputs fall to tasks, that order is the same.
 
 #include "atlas_step.h"
 #include "weights.h"
@@ -25,7 +25,8 @@ ATLAS_INLINE f32x16 product(const float* x, const uint8_t* group, int columns) {
     f32x16 total = {};
     for (int k0 = 0; k0 < columns; k0 += kBlock) {
         f32x16 part = {};
-        Format::each(group, smaller(kBlock, columns - k0), [&](int k, f32x16 w) ATLAS_FLAT { part = fma(w, splat(x[k0 + k]), part); });
+        Format::each(group, smaller(kBlock, columns - k0),
+                     [&](int k, f32x16 w) ATLAS_FLAT { part = fma(w, splat(x[k0 + k]), part); });
         total += part;
         group += Format::kBlockBytes;
     }
@@ -78,7 +79,8 @@ void fill(float* panel, const uint8_t* weight, int pair, int groups, int columns
         }
         const uint8_t* block = weight + g * group_bytes<Format>(columns) + k0 / kBlock * Format::kBlockBytes;
         for (int b = 0; b < depth; b += kBlock, block += Format::kBlockBytes)
-            Format::each(block, smaller(kBlock, depth - b), [&](int k, f32x16 w) ATLAS_FLAT { store(to + (b + k) * kPair, w); });
+            Format::each(block, smaller(kBlock, depth - b),
+                         [&](int k, f32x16 w) ATLAS_FLAT { store(to + (b + k) * kPair, w); });
     }
 }
 
@@ -105,7 +107,8 @@ void linear(const int32_t* counts, int live, const float* x, const uint8_t* weig
                 float* out = y + static_cast<size_t>(row) * outputs + pair * kPair;
                 // Between panels a row's sums wait in y.
                 memset(sums, 0, sizeof sums);
-                for (int t = 0; k0 > 0 && t < count; ++t) memcpy(sums[t], out + static_cast<size_t>(t) * outputs, width);
+                for (int t = 0; k0 > 0 && t < count; ++t)
+                    memcpy(sums[t], out + static_cast<size_t>(t) * outputs, width);
                 for (int done = 0; done < count;) {
                     const float* from = x + static_cast<size_t>(row + done) * columns + k0;
                     done += multiply_some(count - done, from, columns, panel, depth, sums + done);
@@ -117,27 +120,29 @@ void linear(const int32_t* counts, int live, const float* x, const uint8_t* weig
 }
 
 template <class Format>
-void embed(const int32_t* counts, const int32_t* tokens, const uint8_t* weight, float* y, int columns, int task, int ntasks) {
+void embed(const int32_t* counts, const int32_t* tokens, const uint8_t* weight, float* y, int columns, int task,
+           int ntasks) {
     const Share mine = share(counts[ATLAS_TOKENS], task, ntasks);
     for (int t = mine.first; t < mine.last; ++t) {
         const int lane = tokens[t] % kLanes;
         const uint8_t* block = weight + tokens[t] / kLanes * group_bytes<Format>(columns);
         float* out = y + static_cast<size_t>(t) * columns;
         for (int k0 = 0; k0 < columns; k0 += kBlock, block += Format::kBlockBytes)
-            Format::each(block, smaller(kBlock, columns - k0), [&](int k, f32x16 w) ATLAS_FLAT { out[k0 + k] = w[lane]; });
+            Format::each(block, smaller(kBlock, columns - k0),
+                         [&](int k, f32x16 w) ATLAS_FLAT { out[k0 + k] = w[lane]; });
     }
 }
 
 }  // namespace
 
-#define ATLAS_FORMAT(name, Format)                                                                                         \
-    void linear_##name(const int32_t* counts, int32_t live, const float* x, const uint8_t* weight, float* y,               \
-                       int32_t columns, int32_t outputs, int task, int ntasks) {                                           \
-        linear<Format>(counts, live, x, weight, y, columns, outputs, task, ntasks);                                        \
-    }                                                                                                                      \
-    void embed_##name(const int32_t* counts, const int32_t* tokens, const uint8_t* weight, float* y, int32_t columns,      \
-                      int task, int ntasks) {                                                                              \
-        embed<Format>(counts, tokens, weight, y, columns, task, ntasks);                                                   \
+#define ATLAS_FORMAT(name, Format)                                                                                     \
+    void linear_##name(const int32_t* counts, int32_t live, const float* x, const uint8_t* weight, float* y,           \
+                       int32_t columns, int32_t outputs, int task, int ntasks) {                                       \
+        linear<Format>(counts, live, x, weight, y, columns, outputs, task, ntasks);                                    \
+    }                                                                                                                  \
+    void embed_##name(const int32_t* counts, const int32_t* tokens, const uint8_t* weight, float* y, int32_t columns,  \
+                      int task, int ntasks) {                                                                          \
+        embed<Format>(counts, tokens, weight, y, columns, task, ntasks);                                               \
     }
 
 ATLAS_FORMAT(f32_x16, F32)

@@ -1,7 +1,8 @@
-// From logits to a token: bias, mask and penalties; temperature, top-k, top-p, min-p and Gumbel noise; log-probabilities.
+// From logits to a token: bias, mask and penalties; temperature, top-k, top-p, min-p and Gumbel noise;
+// log-probabilities.
 //
-// The meaning is that of atlas_core.ops.sampling. Nothing sorts the whole vocabulary: a histogram of scaled logits tells which
-// tokens can pass top-k and top-p, and only those are sorted.
+// The meaning is that of atlas_core.ops.sampling. Nothing sorts the whole vocabulary: a histogram of scaled logits
+// tells which tokens can pass top-k and top-p, and only those are sorted.
 
 #include "atlas_step.h"
 #include "simd.h"
@@ -62,7 +63,8 @@ constexpr uint64_t kGolden = 0x9E3779B97F4A7C15u;
 // Gumbel noise of every token at one position. ``draw`` is uniform in (0, 1), ``noise`` what it stands for.
 struct Noise {
     uint64_t key;
-    Noise(uint64_t seed, int32_t position) : key(mix(seed + kGolden * (static_cast<uint64_t>(static_cast<int64_t>(position)) + 1))) {}
+    Noise(uint64_t seed, int32_t position)
+        : key(mix(seed + kGolden * (static_cast<uint64_t>(static_cast<int64_t>(position)) + 1))) {}
 
     ATLAS_INLINE float draw(int32_t id) const {
         const uint64_t z = mix(key + kGolden * (static_cast<uint64_t>(static_cast<int64_t>(id)) + 1));
@@ -117,12 +119,13 @@ ATLAS_INLINE int bucket(float value) {
     return b < kBuckets - 1 ? static_cast<int>(b) : kBuckets - 1;
 }
 
-// No top-k and no top-p. A token that needs more than i of noise to win has a draw of at least least[i], which tells nearly all
-// losers apart without a logarithm, and without a branch that is hard to predict.
+// No top-k and no top-p. A token that needs more than i of noise to win has a draw of at least least[i], which tells
+// nearly all losers apart without a logarithm, and without a branch that is hard to predict.
 int32_t choose_by_noise(const Choice& c, const Noise& noise) {
     constexpr int kSteps = 17;  // noise is never above 16.64
     float least[kSteps];
-    for (int i = 0; i < kSteps; ++i) least[i] = i == 0 ? 0.0f : static_cast<float>(exp(-exp(-static_cast<double>(i)))) - 1e-6f;
+    for (int i = 0; i < kSteps; ++i)
+        least[i] = i == 0 ? 0.0f : static_cast<float>(exp(-exp(-static_cast<double>(i)))) - 1e-6f;
     Best best;
     const int32_t likely = first_equal(c.logits, c.vocabulary, c.largest);
     best.offer(noise(likely), likely);
@@ -136,9 +139,11 @@ int32_t choose_by_noise(const Choice& c, const Noise& noise) {
     return best.id;
 }
 
-// The tokens that pass top-k and top-p, in no order; returns how many, at least one. ``list`` has room for the vocabulary.
+// The tokens that pass top-k and top-p, in no order; returns how many, at least one. ``list`` has room for the
+// vocabulary.
 //
-// Scaled logits are counted in buckets; all buckets before the one in which a limit falls pass whole, and only that one is sorted.
+// Scaled logits are counted in buckets; all buckets before the one in which a limit falls pass whole, and only that one
+// is sorted.
 int filtered(const Choice& c, Candidate* list) {
     const bool by_count = c.top_k > 0 && c.top_k < c.vocabulary;
     int counts[kBuckets] = {};
@@ -174,7 +179,8 @@ int filtered(const Choice& c, Candidate* list) {
         sure = 0;
     }
     int kept = sure;
-    for (; kept < n && reached < static_cast<double>(c.top_p) * total; ++kept) reached += exp(static_cast<double>(list[kept].value));
+    for (; kept < n && reached < static_cast<double>(c.top_p) * total; ++kept)
+        reached += exp(static_cast<double>(list[kept].value));
     return kept > 1 ? kept : 1;
 }
 
@@ -229,8 +235,9 @@ void process_logits(const int32_t* counts, const float* logits, const int32_t* s
 }
 
 // ``scratch`` has room for a candidate of every token, for each task.
-void sample(const int32_t* counts, const float* logits, const int32_t* sample_row, const int32_t* row_slot, const int32_t* cu_q,
-            const int32_t* state, int32_t* sampled, void* scratch, int32_t vocabulary, int32_t slot_stride, int task, int ntasks) {
+void sample(const int32_t* counts, const float* logits, const int32_t* sample_row, const int32_t* row_slot,
+            const int32_t* cu_q, const int32_t* state, int32_t* sampled, void* scratch, int32_t vocabulary,
+            int32_t slot_stride, int task, int ntasks) {
     Candidate* list = static_cast<Candidate*>(scratch) + static_cast<size_t>(task) * vocabulary;
     for (int i = task; i < counts[ATLAS_ROWS]; i += ntasks) {
         const int32_t row = sample_row[i];
@@ -239,11 +246,17 @@ void sample(const int32_t* counts, const float* logits, const int32_t* sample_ro
             continue;
         }
         const int32_t* slot = state + static_cast<size_t>(row_slot[row]) * slot_stride;
-        const uint64_t seed = static_cast<uint32_t>(slot[ATLAS_SEED_LOW]) | static_cast<uint64_t>(static_cast<uint32_t>(slot[ATLAS_SEED_HIGH])) << 32;
+        const uint64_t seed = static_cast<uint32_t>(slot[ATLAS_SEED_LOW]) |
+                              static_cast<uint64_t>(static_cast<uint32_t>(slot[ATLAS_SEED_HIGH])) << 32;
         const Noise noise(seed, slot[ATLAS_POSITION] + cu_q[row + 1] - cu_q[row]);
         const float* values = logits + static_cast<size_t>(i) * vocabulary;
-        const Choice choice = {values, vocabulary, maximum(values, vocabulary), as_float(slot[ATLAS_TEMPERATURE]), slot[ATLAS_TOP_K],
-                               as_float(slot[ATLAS_TOP_P]), as_float(slot[ATLAS_MIN_P])};
+        const Choice choice = {values,
+                               vocabulary,
+                               maximum(values, vocabulary),
+                               as_float(slot[ATLAS_TEMPERATURE]),
+                               slot[ATLAS_TOP_K],
+                               as_float(slot[ATLAS_TOP_P]),
+                               as_float(slot[ATLAS_MIN_P])};
         sampled[i] = choose(choice, noise, list);
     }
 }
@@ -257,7 +270,9 @@ void logprobs(const int32_t* counts, const float* logits, const int32_t* sampled
         int32_t* id = ids + static_cast<size_t>(i) * kWide;
         for (int place = 0; place < kWide; ++place) value[place] = 0, id[place] = -1;
         const int32_t row = sample_row[i];
-        const int wanted = row < 0 ? -1 : smaller(state[static_cast<size_t>(row_slot[row]) * slot_stride + ATLAS_LOGPROBS], kMaxLogprobs);
+        const int wanted =
+            row < 0 ? -1
+                    : smaller(state[static_cast<size_t>(row_slot[row]) * slot_stride + ATLAS_LOGPROBS], kMaxLogprobs);
         if (wanted < 0) continue;
         const float* in = logits + static_cast<size_t>(i) * vocabulary;
         const float best = maximum(in, vocabulary);

@@ -1,6 +1,7 @@
 // Sixteen float lanes on every instruction set: one register of AVX-512, two of AVX2, four of NEON.
 //
-// Results have the same bits at every width: no operation mixes lanes except sum() and largest(), whose order is fixed here.
+// Results have the same bits at every width: no operation mixes lanes except sum() and largest(), whose order is fixed
+// here.
 #pragma once
 
 #include <math.h>
@@ -38,7 +39,9 @@ ATLAS_INLINE f32x16 load_first(const float* from, int n) {
     return value;
 }
 
-ATLAS_INLINE void store_first(float* to, f32x16 value, int n) { memcpy(to, &value, static_cast<size_t>(n) * sizeof(float)); }
+ATLAS_INLINE void store_first(float* to, f32x16 value, int n) {
+    memcpy(to, &value, static_cast<size_t>(n) * sizeof(float));
+}
 
 // a * b + c, rounded once.
 ATLAS_INLINE f32x16 fma(f32x16 a, f32x16 b, f32x16 c) {

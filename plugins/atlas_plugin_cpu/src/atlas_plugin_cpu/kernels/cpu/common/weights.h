@@ -1,8 +1,8 @@
-// Packed weights: rows of a [rows, columns] matrix in groups of 16, interleaved so that one load brings one column of a group.
+// Packed weights: rows of a matrix in groups of 16, interleaved so that one load brings one column of a group.
 //
 // A group is a sequence of blocks of 32 columns (the last may be shorter in plain formats). Every format offers
 //   kBlockBytes            bytes of one whole block of a group
-//   each(block, n, f)      calls f(k, w) for k = 0..n-1 in order; w holds column k of the block, one lane a row, in float32.
+//   each(block, n, f)      calls f(k, w) for k = 0..n-1 in order; w holds column k of the block, a float for each row
 #pragma once
 
 #include "simd.h"
@@ -12,7 +12,8 @@ constexpr int kBlock = 32;
 ATLAS_INLINE f32x16 widen_f16(const void* from) {
 #if defined(__AVX512F__)
     // The masked form: GCC 12 warns of an uninitialised variable inside the plain one.
-    return reinterpret_cast<f32x16>(_mm512_maskz_cvtph_ps(0xFFFF, _mm256_loadu_si256(static_cast<const __m256i*>(from))));
+    return reinterpret_cast<f32x16>(
+        _mm512_maskz_cvtph_ps(0xFFFF, _mm256_loadu_si256(static_cast<const __m256i*>(from))));
 #elif defined(__F16C__)
     const __m128i* half = static_cast<const __m128i*>(from);
     float wide[kLanes];
