@@ -102,7 +102,7 @@ def expected(request, limits=LIMITS):
         last = count == len(tokens)
         whole = text + (detokenizer.finish() if last else "")
         if count <= params.min_tokens:
-            start = len(text)
+            start = len(whole)
         hits = sorted((whole.find(s, start) + len(s), -len(s), s) for s in params.stop if whole.find(s, start) >= 0)
         if hits:
             end, _, stop = hits[0]
