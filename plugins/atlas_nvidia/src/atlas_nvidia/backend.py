@@ -15,6 +15,8 @@ from atlas_nvidia.driver import Device, checked, device, failure
 from atlas_nvidia.launch import CudaKernel, CudaLaunch, Limits, PackedArguments, check_arguments, check_geometry
 
 _PORTABLE_CLUSTER = 8
+_ALL_SHARED = 100
+"""Per cent of a processor's L1 memory that serve as shared memory: as many as the device allows."""
 _DEFAULT_SHARED = 48 * 1024
 """Dynamic shared memory that a function may use without being told (CUDA programming guide, compute capabilities)."""
 
@@ -159,6 +161,10 @@ class CudaBackend:
             self._modules[key] = checked(cuda.cuModuleLoadData(compiled.path.read_bytes()), f"Loading {compiled.path}")
         function = checked(cuda.cuModuleGetFunction(self._modules[key], entry.encode()), f"Finding {entry} in {compiled.path}")
         what, attribute = f"Asking {entry} for its needs", cuda.CUfunction_attribute
+        # One division of L1 and shared memory for all: a processor that must change it first runs empty, and kernels of
+        # different needs could not overlap.
+        carveout = attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
+        checked(cuda.cuFuncSetAttribute(function, carveout, _ALL_SHARED), f"Dividing the memory of {entry}")
         threads = checked(cuda.cuFuncGetAttribute(attribute.CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK, function), what)
         static = checked(cuda.cuFuncGetAttribute(attribute.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, function), what)
         return CudaKernel(function, compiled, int(threads), int(static))

@@ -43,14 +43,18 @@ class _Normed(Implementation):
         ]  # fmt: skip
         if tokens > COLUMNS:
             reasons.append(f"it takes at most {COLUMNS} tokens, not {tokens}")
-        elif norm_bytes(width, tokens) > shared_limit(need):
+        elif self.shared(need) > shared_limit(need):
             reasons.append(f"{tokens} rows of {width} do not fit into the shared memory of {need.arch}")
         return reasons
 
     def geometry(self, need: OpNeed, context: BindContext, tiles: int) -> Geometry:
         """One block a processor, or one a tile."""
+        return Geometry((min(tiles, context.workers), 1, 1), (THREADS, 1, 1), self.shared(need))
+
+    def shared(self, need: OpNeed) -> int:
+        """Bytes of shared memory."""
         tokens, width = need.operands["x"].shape
-        return Geometry((min(tiles, context.workers), 1, 1), (THREADS, 1, 1), norm_bytes(width, tokens))
+        return norm_bytes(width, tokens)
 
 
 class NormQkvRopeAppend(_Normed):
@@ -67,6 +71,10 @@ class NormQkvRopeAppend(_Normed):
         if 2 * half != head_dim or half % 8:
             reasons.append(f"{2 * half} of {head_dim} dimensions rotate: it rotates whole heads of a multiple of 16")
         return reasons
+
+    def shared(self, need: OpNeed) -> int:
+        """Bytes of shared memory: a place in the pages and the rotations of a head for each token besides."""
+        return super().shared(need) + need.operands["x"].shape[0] * (8 + 8 * need.operands["inv_freq"].shape[0])
 
     def kv_layouts(self, need: OpNeed) -> Sequence[KVLayout]:
         """See OpImplementation."""

@@ -24,9 +24,10 @@ ROWS = 16
 THREADS = 256
 
 
-DEPTH = 5
-"""Chunks of weights that a warp keeps in flight (GEMV_DEPTH)."""
-_DEPTHS = {8: DEPTH, 16: DEPTH, 32: 3}
+DEPTH = 8
+"""Chunks of weights that a warp keeps in flight (GEMV_DEPTH): 128 KiB a processor."""
+_DEPTHS = {8: DEPTH, 16: 5, 32: 3}
+"""By columns: what shared memory holds beside the columns and their sums."""
 
 
 def streaming_bytes(columns: int, depth: int = DEPTH) -> int:
@@ -87,7 +88,7 @@ class Streamed(_Linear):
     def bind(self, need: OpNeed, context: BindContext) -> Sequence[Launch]:
         """See OpImplementation."""
         tiles = -(-need.operands["weight"].shape[0] // ROWS)
-        # One block a processor: the other half of it is for the successor, which asks for its weights ahead of time.
+        # One block a processor, so that the successor's blocks go to one processor each as well.
         geometry = Geometry((min(tiles, context.workers), 1, 1), (THREADS, 1, 1), self._shared(need))
         return self.launch(context, geometry, self.arguments(need, context, i32(need.operands["x"].shape[0])))
 

@@ -20,11 +20,15 @@ __device__ inline uint32_t pack(float first, float second) {
 }
 
 // Programmatic dependent launch: a kernel may begin while its predecessor still runs. Whatever the step writes (activations,
-// slots, pages) may be touched only behind wait_for_predecessor(); weights, constants and inputs may be read before it. Every
-// block must call it before it exits: a grid that ends without waiting would end before its predecessor and break the chain.
+// pages) may be touched only behind wait_for_predecessor(); weights, constants and inputs may be read before it. Every block
+// must call it before it exits: a grid that ends without waiting would end before its predecessor and break the chain.
+//
+// Slots, positions and token rows may be read before it as well, by kernels with a hidden state: step_begin writes them and
+// admits nobody, nor does embed, which alone can follow it; so both have ended before any later kernel begins.
 __device__ inline void wait_for_predecessor() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
 // Lets the successor begin as soon as every block has begun; it then asks for its weights while this kernel still works.
+// For kernels with one block on every processor and no room for a second; others let their successors in as their blocks end.
 __device__ inline void admit_successor() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
 // Weights are read once a step: they pass by the L1 cache.

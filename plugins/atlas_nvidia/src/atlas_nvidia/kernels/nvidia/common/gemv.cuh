@@ -4,12 +4,14 @@
 // g+8 and later reads just these from shared memory into the registers that the instruction wants: this permutes the summed
 // dimension, which is harmless because the columns are read with the same permutation. Every warp keeps GEMV_DEPTH chunks of
 // 64 weights of 16 rows in flight, over the borders of tiles; the first are asked for before the predecessor has ended.
-// (A ring of registers does not work: loads share six scoreboards, so that waiting for one waits for later ones too.)
+//
+// A ring of registers does not work: loads share six scoreboards, so that waiting for one waits for later ones too. Neither
+// does room for two blocks a processor: admitted early, blocks pile up on the processors that become free first.
 #pragma once
 #include "device.cuh"
 
 #ifndef GEMV_DEPTH
-#define GEMV_DEPTH 5
+#define GEMV_DEPTH 8
 #endif
 
 namespace atlas {
@@ -83,10 +85,13 @@ struct StreamedColumns {
 // Rows:    (tile, i) → address of the i-th of the 16 weight rows of a tile; must be readable for every i.
 // Begin:   () → void, waits for the predecessor and prepares the columns; runs once, after the first copies are under way.
 // Columns: StreamedColumns, or with STREAMED false anything that reads them from shared memory.
-// Store:   (tile, i, column, a, b) → void, with the finished sums of rows i and i+8, i < 8.
-template <int COLUMN_TILES, class Rows, class Begin, class Columns, class Store>
-__device__ inline void gemv(int tiles, int width, unsigned char* shared, Rows rows, Begin begin, Columns& columns, Store store) {
+// Ahead:   (tile, i, column) → any value that Store will want for that place; asked for while the tile is still summed.
+// Store:   (tile, i, column, a, b, ahead) → void, with the finished sums of rows i and i+8, i < 8.
+template <int COLUMN_TILES, class Rows, class Begin, class Columns, class Ahead, class Store>
+__device__ inline void gemv(int tiles, int width, unsigned char* shared, Rows rows, Begin begin, Columns& columns, Ahead ahead,
+                            Store store) {
     constexpr int COLUMNS = 8 * COLUMN_TILES;
+    static_assert(8 * COLUMNS <= GEMV_THREADS, "a thread finishes one pair of sums at most");
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, group = lane / 4;
     unsigned char* ring = shared + warp * GEMV_DEPTH * SLOT_BYTES + lane * 16;
     const uint32_t ring_address = shared_address(ring);
@@ -121,6 +126,8 @@ __device__ inline void gemv(int tiles, int width, unsigned char* shared, Rows ro
         commit_copies();
     }
 
+    const int store_row = threadIdx.x % 8, store_column = threadIdx.x / 8;
+    auto found = ahead(now.tile, store_row, store_column);
     float acc[COLUMN_TILES][4] = {};
     int buffer = 0, slot = 0;
     while (now.tile < tiles) {
@@ -156,15 +163,15 @@ __device__ inline void gemv(int tiles, int width, unsigned char* shared, Rows ro
         }
         __syncthreads();
         const float* all = sums + buffer * GEMV_WARPS * TILE_ROWS * COLUMNS;
-        for (int e = threadIdx.x; e < 8 * COLUMNS; e += GEMV_THREADS) {
-            const int row = e % 8, column = e / 8;
+        if (store_column < COLUMNS) {
             float a = 0.0f, b = 0.0f;
 #pragma unroll
             for (int other = 0; other < GEMV_WARPS; ++other) {
-                a += all[(other * COLUMNS + column) * TILE_ROWS + row];
-                b += all[(other * COLUMNS + column) * TILE_ROWS + row + 8];
+                a += all[(other * COLUMNS + store_column) * TILE_ROWS + store_row];
+                b += all[(other * COLUMNS + store_column) * TILE_ROWS + store_row + 8];
             }
-            store(tile, row, column, a, b);
+            store(tile, store_row, store_column, a, b, found);
+            if (now.tile < tiles) found = ahead(now.tile, store_row, store_column);
         }
         buffer ^= 1;
     }
@@ -180,7 +187,7 @@ __host__ __device__ constexpr int norm_stride(int width) { return (width + 63) /
 struct NormColumns {
     uint16_t* values;  // [columns][norm_stride(width)]
     float* weight;     // [width]
-    float* partial;    // [GEMV_WARPS][MAX_NORM_COLUMNS]
+    float* partial;    // [GEMV_WARPS][MAX_NORM_COLUMNS]; whatever a kernel wants for itself lies behind
     int width;
     int live = 0;
     static constexpr bool STREAMED = false;

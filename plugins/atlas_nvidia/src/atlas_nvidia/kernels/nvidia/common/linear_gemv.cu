@@ -12,27 +12,39 @@ linear_gemv(const int32_t* counts, int32_t live_word, const uint16_t* x, const u
             int32_t rows, int32_t width, int32_t capacity, int32_t y_f32) {
     extern __shared__ __align__(16) unsigned char shared[];
     StreamedColumns columns{x, shared + gemv_shared(GEMV_COLUMN_TILES), width, capacity};
+    columns.live = min(counts[live_word], capacity);
+    // The two rows of a place: i and i + 8 of the tile.
+    auto element = [&](int tile, int row, int column) { return static_cast<int64_t>(column) * rows + tile * TILE_ROWS + row; };
+    auto exists = [&](int tile, int row) { return tile * TILE_ROWS + row < rows; };
+    struct Pair {
+        uint16_t first, second;
+    };
     gemv<GEMV_COLUMN_TILES>(
         (rows + TILE_ROWS - 1) / TILE_ROWS, width, shared,
         [&](int tile, int i) { return weight + static_cast<int64_t>(min(tile * TILE_ROWS + i, rows - 1)) * width; },
         [&] {
             admit_successor();
             wait_for_predecessor();
-            columns.live = min(counts[live_word], capacity);
         },
         columns,
-        [&](int tile, int i, int column, float a, float b) {
+        [&](int tile, int i, int column) {
+            Pair found = {0, 0};
+            if (residual && column < columns.live) {
+                if (exists(tile, i)) found.first = residual[element(tile, i, column)];
+                if (exists(tile, i + 8)) found.second = residual[element(tile, i + 8, column)];
+            }
+            return found;
+        },
+        [&](int tile, int i, int column, float a, float b, Pair found) {
             if (column >= columns.live) return;
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                const int row = tile * TILE_ROWS + i + 8 * half;
-                if (row >= rows) continue;
-                const int64_t element = static_cast<int64_t>(column) * rows + row;
+                if (!exists(tile, i + 8 * half)) continue;
                 float value = half ? b : a;
                 // The product is an activation of its own in the decomposition: it is rounded before the sum.
-                if (residual) value = widen(narrow(value)) + widen(residual[element]);
-                if (y_f32) static_cast<float*>(y)[element] = value;
-                else static_cast<uint16_t*>(y)[element] = narrow(value);
+                if (residual) value = widen(narrow(value)) + widen(half ? found.second : found.first);
+                if (y_f32) static_cast<float*>(y)[element(tile, i + 8 * half, column)] = value;
+                else static_cast<uint16_t*>(y)[element(tile, i + 8 * half, column)] = narrow(value);
             }
         });
 }

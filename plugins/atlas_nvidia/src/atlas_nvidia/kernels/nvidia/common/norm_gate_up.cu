@@ -9,6 +9,7 @@ norm_gate_up_silu(const int32_t* counts, const uint16_t* x, const void* norm_wei
                   int32_t norm_f32) {
     extern __shared__ __align__(16) unsigned char shared[];
     NormColumns norm = norm_columns(shared, width, capacity);
+    norm.live = min(counts[ATLAS_TOKENS], capacity);
     gemv<1>(
         rows / 8, width, shared,
         [&](int tile, int i) {
@@ -18,11 +19,10 @@ norm_gate_up_silu(const int32_t* counts, const uint16_t* x, const void* norm_wei
             norm.fetch(norm_weight, norm_f32);
             admit_successor();
             wait_for_predecessor();
-            norm.live = min(counts[ATLAS_TOKENS], capacity);
             norm.normalise(x, eps);
         },
-        norm,
-        [&](int tile, int i, int token, float gate, float up) {
+        norm, [](int, int, int) { return 0; },
+        [&](int tile, int i, int token, float gate, float up, int) {
             if (token >= norm.live) return;
             // Both are activations in the decomposition.
             const float value = silu(widen(narrow(gate))) * widen(narrow(up));

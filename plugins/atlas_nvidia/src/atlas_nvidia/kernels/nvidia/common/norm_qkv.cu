@@ -29,6 +29,9 @@ norm_qkv_rope_append(const int32_t* counts, const uint16_t* x, const void* norm_
     extern __shared__ __align__(16) unsigned char shared[];
     NormColumns norm = norm_columns(shared, width, capacity);
     const int half = head_dim / 2, tiles_per_head = half / 8;
+    norm.live = min(counts[ATLAS_TOKENS], capacity);
+    int64_t* place = reinterpret_cast<int64_t*>(norm.partial + GEMV_WARPS * MAX_NORM_COLUMNS);  // [capacity]
+    float2* turn = reinterpret_cast<float2*>(place + capacity);                               // [capacity][half]: sine, cosine
     gemv<1>(
         tiles_per_head * (q_heads + 2 * kv_heads), width, shared,
         [&](int tile, int i) {
@@ -39,33 +42,40 @@ norm_qkv_rope_append(const int32_t* counts, const uint16_t* x, const void* norm_
         },
         [&] {
             norm.fetch(norm_weight, norm_f32);
+            // What the last stores need, long before they need it: where each token goes and how it is rotated.
+            if (threadIdx.x < norm.live) {
+                const int token = threadIdx.x, position = positions[token];
+                const int64_t slot = static_cast<int64_t>(row_slot[token_row[token]]) * slot_stride;
+                const int64_t page = slots[slot + table_offset + position / page_tokens];
+                place[token] = page_element(page, 0, 0, position % page_tokens, kv_heads, page_tokens, head_dim);
+            }
+            for (int e = threadIdx.x; e < norm.live * half; e += GEMV_THREADS) {
+                rotation(positions[e / half], inv_freq[e % half], rope_scale, turn[e].x, turn[e].y);
+            }
             admit_successor();
             wait_for_predecessor();
-            norm.live = min(counts[ATLAS_TOKENS], capacity);
             norm.normalise(x, eps);
         },
-        norm,
-        [&](int tile, int i, int token, float a, float b) {
+        norm, [](int, int, int) { return 0; },
+        [&](int tile, int i, int token, float a, float b, int) {
             if (token >= norm.live) return;
             const Tile t = locate(tile, tiles_per_head, q_heads, kv_heads);
-            const int dim = t.pair + i, position = positions[token];
+            const int dim = t.pair + i;
             // Projections are activations in the decomposition: rounded before they are rotated.
             a = widen(narrow(a));
             b = widen(narrow(b));
             if (t.kind != 2) {
-                float sine, cosine;
-                rotation(position, inv_freq[dim], rope_scale, sine, cosine);
-                const float rotated = a * cosine - b * sine;
-                b = b * cosine + a * sine;
+                const float2 by = turn[token * half + dim];
+                const float rotated = a * by.y - b * by.x;
+                b = b * by.y + a * by.x;
                 a = rotated;
             }
             uint16_t* to;
             if (t.kind == 0) {
                 to = q + (static_cast<int64_t>(token) * q_heads + t.head) * head_dim;
             } else {
-                const int64_t slot = static_cast<int64_t>(row_slot[token_row[token]]) * slot_stride;
-                const int page = slots[slot + table_offset + position / page_tokens];
-                to = cache + page_element(page, t.kind - 1, t.head, position % page_tokens, kv_heads, page_tokens, head_dim);
+                const int64_t head = static_cast<int64_t>((t.kind - 1) * kv_heads + t.head) * page_tokens * head_dim;
+                to = cache + place[token] + head;
             }
             to[dim] = narrow(a);
             to[dim + half] = narrow(b);

@@ -38,15 +38,15 @@ struct Shared {
 
 }  // namespace
 
-// Two blocks a processor, as long as the sums of a group leave room for that: the successor's first block, or a second sequence.
+// Two blocks a processor, as long as the sums of a group leave room for that: beside the predecessor's, or a second sequence.
 extern "C" __global__ void __launch_bounds__(THREADS, GROUP <= 4 ? 2 : 1)
 paged_decode(const int32_t* counts, const uint16_t* q, const int32_t* cu_q, const int32_t* row_slot, const int32_t* slots,
              const uint16_t* cache, uint16_t* y, int32_t q_heads, int32_t kv_heads, int32_t page_tokens, int32_t slot_stride,
              int32_t table_offset, int32_t window, float scale) {
     extern __shared__ __align__(16) unsigned char raw[];
     Shared& shared = *reinterpret_cast<Shared*>(raw);
-    admit_successor();
-    // Slots are written by step_begin, which admits nobody: it is long done. Of the pages, only the last key is new.
+    // Slots are written by step_begin, which is long done (device.cuh); of the pages, only the last key is new. Successors are
+    // not admitted: clusters leave half of the processors free, and their blocks would pile up there.
     const int row = blockIdx.z;
     if (row >= counts[ATLAS_SEQUENCES] || cu_q[row + 1] == cu_q[row]) {
         wait_for_predecessor();
