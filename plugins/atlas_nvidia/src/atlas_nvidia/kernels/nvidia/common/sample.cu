@@ -19,7 +19,8 @@ constexpr uint64_t GOLDEN = 0x9E3779B97F4A7C15ull;
 
 __device__ float gumbel(uint64_t key, int id) {
     const uint64_t z = mix(key + GOLDEN * (static_cast<uint64_t>(id) + 1));
-    const float u = __fmul_rn(__fadd_rn(static_cast<float>(z >> 40), 0.5f), 0x1p-24f);
+    // The largest draw rounds to 1, whose noise would be infinite.
+    const float u = fminf(__fmul_rn(__fadd_rn(static_cast<float>(z >> 40), 0.5f), 0x1p-24f), 1.0f - 0x1p-24f);
     return -logf(-logf(u));
 }
 
