@@ -30,6 +30,16 @@ def test_it_is_listed(unbuilt):
     assert record["declares"] == [{"kind": "GpuBackendDecl", "key": "toy"}]
 
 
+def test_a_wheel_without_kernels_is_refused(unbuilt, tmp_path):
+    source = unbuilt.folder.with_name(f"{unbuilt.folder.name}-source")
+    said = unbuilt.run(
+        "-m", "pip", "wheel", "--no-index", "--no-deps", "--no-build-isolation", "--wheel-dir", str(tmp_path), str(source)
+    )  # fmt: skip
+    assert said.code != 0
+    assert "atlas_plugin_toy: no kernels of toy/common to package" in said.text
+    assert "cure: atlas kernels build --hw toy --arch ARCH, or ATLAS_SKIP_BUILD=1 for sources alone" in said.text
+
+
 def test_its_plugin_module_costs_nothing(unbuilt, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(unbuilt.folder))
     assert footprint("atlas_plugin_toy.plugin") == ()
