@@ -1,0 +1,124 @@
+"""What implementations launch fits what KERNEL.toml declares and what an H100 can do; choices are never left to chance."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from atlas_core.conformance.codecs import plain_codec
+from atlas_core.conformance.decoder import DecoderShape, record_decoder
+from atlas_core.conformance.variant import variants, with_caches
+from atlas_core.contracts.backend import DeviceFacts
+from atlas_core.contracts.declarations import KernelRoot
+from atlas_core.contracts.ops import BindContext, Buffer, OpImplementation, OpNeed
+from atlas_core.kernels.scan import scan
+from atlas_core.model.matching import Pattern
+from atlas_core.model.planner import Bucket, Choices, Context, plan
+from atlas_core.ops.cases import GENERATORS, trials
+from atlas_core.ops.primitives import PRIMITIVES
+from atlas_core.runtime.null import NullBackend, NullLaunch
+from atlas_core.vocab.dtype import DType
+from atlas_core.vocab.kernel import Arg, Geometry, LaunchAttrs, Param
+from atlas_core.vocab.layout import plain
+from atlas_nvidia.fused import fused_ops
+from atlas_nvidia.implementations import implementations
+from atlas_nvidia.launch import Limits, check_arguments, check_geometry
+
+ARCH = "sm_90a"
+LAYERS = 2
+H100 = Limits(1024, (1024, 1024, 64), (2**31 - 1, 65535, 65535), 227 * 1024, 8)
+CODECS = (plain_codec(DType.BF16), plain_codec(DType.F32))
+
+
+def declared() -> dict[tuple[str, str], tuple[Param, ...]]:
+    """Parameters of every kernel that hopper sees, from the KERNEL.toml files."""
+    tree, _ = scan([KernelRoot("atlas_nvidia"), KernelRoot("atlas_plugin_hopper")])
+    return {(unit.module, entry.name): entry.params for unit in tree.units("hopper") for entry in unit.entries}
+
+
+class CheckingBackend(NullBackend):
+    """Checks every launch as the real backend does, against declarations instead of binaries."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.declared = declared()
+        self.used: set[tuple[str, str]] = set()
+
+    def facts(self) -> DeviceFacts:
+        """An H100's processors."""
+        return replace(super().facts(), processors=132)
+
+    def prepare_launch(
+        self, kernel: tuple[str, str], geometry: Geometry, args: list[Arg], attrs: LaunchAttrs | None = None
+    ) -> NullLaunch:
+        """See GpuBackend."""
+        check_arguments(str(kernel), self.declared[kernel], args)
+        check_geometry(str(kernel), geometry, attrs or LaunchAttrs(), H100, 1024, 1024)
+        self.used.add(kernel)
+        return NullLaunch(*kernel, geometry, tuple(args), attrs or LaunchAttrs())
+
+
+def needs() -> Iterator[tuple[OpImplementation, OpNeed]]:
+    """Every implementation of a primitive with every need of the conformance trials, in bf16."""
+    for op in GENERATORS:
+        mine = [i for i in implementations() if i.op == op]
+        for trial in trials(op, 0):
+            for variant in variants(PRIMITIVES[op], trial, (DType.BF16,), CODECS):
+                for implementation in mine:
+                    for chosen in with_caches(variant, implementation, ARCH, "fast"):
+                        yield implementation, chosen.need(ARCH, "fast")
+
+
+def bind(backend: CheckingBackend, implementation: OpImplementation, need: OpNeed) -> int:
+    """The number of launches, with made-up addresses."""
+    operands = {name: Buffer(1 << 20, 1 << 30) for name in need.operands}
+    return len(implementation.bind(need, BindContext(backend, operands, 1 << 12, Buffer(1 << 13, 1 << 20), 132)))
+
+
+def test_every_supported_need_is_launched_within_declarations_and_limits() -> None:
+    backend = CheckingBackend()
+    supported: set[str] = set()
+    for implementation, need in needs():
+        if not implementation.supports(need).ok:
+            continue
+        supported.add(implementation.name)
+        assert bind(backend, implementation, need) == 1
+    primitive = {i.name for i in implementations() if i.op in PRIMITIVES}
+    assert supported == primitive
+
+
+def test_no_two_implementations_accept_a_need_with_one_rank() -> None:
+    ranks: dict[str, dict[int, str]] = {}
+    for implementation, need in needs():
+        verdict = implementation.supports(need)
+        if verdict.ok:
+            key = str((need.op, need.operands, sorted(need.attrs.items()), need.tokens, need.max_query, need.kv))
+            other = ranks.setdefault(key, {}).setdefault(verdict.rank, implementation.name)
+            assert other == implementation.name, f"{other} and {implementation.name} tie for {need}"
+
+
+def test_exact_numerics_are_refused_by_everything_that_rounds_to_bf16() -> None:
+    for implementation, need in needs():
+        if implementation.op == "linear":
+            verdict = implementation.supports(replace(need, numerics="exact"))
+            assert not verdict.ok
+            assert "it computes in bf16, which is not exact" in verdict.reasons
+
+
+@pytest.mark.parametrize(("tokens", "fused"), [(1, True), (8, True), (9, False), (64, False)])
+def test_a_dense_layer_is_five_launches_for_up_to_eight_tokens(tokens: int, fused: bool) -> None:
+    program = record_decoder(DecoderShape("test", 512, 4, 1, 128, 768, 512, 16, layers=LAYERS)).program
+    weights = {value.name: plain(DType.BF16) for value in program.weights()}
+    patterns = [Pattern.of(op, PRIMITIVES) for op in fused_ops()]
+    context = Context(ARCH, "fast", DType.BF16, weights, implementations(), patterns)
+    segments = plan(program, Bucket(tokens, tokens, tokens, 8, 1), context, Choices())
+    backend = CheckingBackend()
+    launches = [bind(backend, step.implementation, step.need) for segment in segments for step in segment.steps]
+    assert launches == [1] * len(launches)
+    ops = [step.need.op for step in segments[0].steps]
+    layer = ["norm_qkv_rope_append", "paged_attention", "linear_add", "norm_gate_up_silu", "linear_add"]
+    if fused:
+        assert ops == ["step_begin", "embed", *layer * LAYERS, "gather_rows", "rms_norm", "linear"]
+    else:
+        assert "norm_gate_up_silu" not in ops
+        assert ops.count("linear_add") == 2 * LAYERS
