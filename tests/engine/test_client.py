@@ -135,6 +135,19 @@ def test_a_builder_that_does_not_exist(child_path):
     asyncio.run(scenario())
 
 
+def test_a_socket_that_cannot_be_made_is_explained(tmp_path, monkeypatch):
+    async def scenario():
+        folder = tmp_path / ("x" * 120)
+        folder.mkdir()
+        monkeypatch.setattr("tempfile.tempdir", str(folder))
+        with pytest.raises(EngineError, match="cannot be made") as caught:
+            await child().start(lambda progress: None)
+        assert "TMPDIR" in caught.value.cure
+        assert list(folder.iterdir()) == []
+
+    asyncio.run(scenario())
+
+
 def test_a_cancelled_start_leaves_no_process(child_path):
     async def scenario():
         client = child(load=60)
@@ -332,6 +345,20 @@ def test_the_engine_ends_with_its_api_process(child_path):
         client._writer.transport.abort()
         assert await asyncio.wait_for(client.process.wait(), 5.0) == 0
         await client.close()
+
+    asyncio.run(scenario())
+
+
+def test_the_engine_ends_with_its_api_process_even_while_it_loads(child_path):
+    async def scenario():
+        client = child(load=60)
+        loading = asyncio.Event()
+        task = asyncio.create_task(client.start(lambda progress: loading.set()))
+        await asyncio.wait_for(loading.wait(), 20)
+        client._writer.transport.abort()
+        assert await asyncio.wait_for(client.process.wait(), 1.5) == 0
+        with pytest.raises(EngineError, match="ended unexpectedly"):
+            await task
 
     asyncio.run(scenario())
 

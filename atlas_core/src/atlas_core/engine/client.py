@@ -326,7 +326,13 @@ class ProcessClient(_Client):
             else:
                 connected.set_result((reader, writer))
 
-        server = await asyncio.start_unix_server(accept, path)
+        try:
+            server = await asyncio.start_unix_server(accept, path)
+        except OSError as error:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise EngineError(
+                f"the engine's socket {path} cannot be made", str(error), "set TMPDIR to a short path", state="gone"
+            ) from error
         try:
             self.process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "atlas_core.engine.process", "--socket", path,
