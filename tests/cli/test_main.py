@@ -16,7 +16,7 @@ from atlas_core.cli.main import main
 from atlas_core.plugins import GROUPS
 from atlas_core.vocab import errors
 
-INFRASTRUCTURE = {"commands", "console", "environment", "exits", "main", "options"}
+INFRASTRUCTURE = {"commands", "console", "exits", "main", "options"}
 
 
 @pytest.fixture

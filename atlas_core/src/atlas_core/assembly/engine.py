@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from atlas_core.assembly.environment import discover_plugins
 from atlas_core.assembly.machine import Machine, choose_machine
 from atlas_core.assembly.memory import Weights, allocate, plan_memory, with_inputs
 from atlas_core.assembly.model import Model, open_model
@@ -20,7 +21,7 @@ from atlas_core.engine.loop import Engine
 from atlas_core.engine.runner import Results, Runner
 from atlas_core.kernels.library import KernelLibrary
 from atlas_core.model.config import token_ids
-from atlas_core.plugins import Registry, discover
+from atlas_core.plugins import Registry
 from atlas_core.plugins.load import load
 from atlas_core.runtime.bound import bind_step
 from atlas_core.runtime.budget import Budget
@@ -64,7 +65,7 @@ class Ledger:
 
 def build_engine(settings: bytes, report: Report) -> Engine:
     """The engine that ``settings`` (see assembly.settings) describe. Raises AtlasError."""
-    return assemble(decode_settings(settings), discover(), report)
+    return assemble(decode_settings(settings), discover_plugins(), report)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +91,11 @@ class Built:
 def assemble(settings: Settings, registry: Registry, report: Report) -> Engine:
     """A running engine. Raises AtlasError."""
     ledger = Ledger(report)
-    built = build(settings, registry, ledger)
+    return engine_of(build(settings, registry, ledger), registry, ledger)
+
+
+def engine_of(built: Built, registry: Registry, ledger: Ledger) -> Engine:
+    """The engine over what was built; ``ledger`` timed it."""
     limits = built.limits
     info = Ready(
         limits.max_seq_len, limits.layout.slots, limits.vocab_size, _fingerprint(registry, built), tuple(ledger.entries),

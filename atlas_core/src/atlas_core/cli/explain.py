@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from atlas_core.cli.environment import discover_plugins
+from atlas_core.assembly.environment import discover_plugins
 from atlas_core.cli.options import SectionedCommand, settings_from, settings_options
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from atlas_core.cli.environment import discover_plugins
+from atlas_core.assembly.environment import discover_plugins
 from atlas_core.contracts.compute_target import ComputeTarget
 from atlas_core.contracts.declarations import KernelRoot
 from atlas_core.kernels.build import Builder, Built, Selection, jobs

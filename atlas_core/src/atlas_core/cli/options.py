@@ -1,14 +1,12 @@
 """The table of settings as flags of a command, and the settings that were given back from them."""
 
-import os
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
-from atlas_core.settings import OPTIONS, Option, Settings, read_settings
-from atlas_core.vocab.errors import UsageError
+from atlas_core.assembly.environment import settings_from_environment
+from atlas_core.settings import OPTIONS, Option, Settings
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -57,13 +55,5 @@ def settings_from(params: Mapping[str, Any], environ: Mapping[str, str] | None =
 
     Raises UsageError for every mistake, and for a file that cannot be read.
     """
-    environ = os.environ if environ is None else environ
     flags = {name: params[name] for name in OPTIONS if params.get(name) not in (None, ())}
-    file = params.get("config") or environ.get("ATLAS_CONFIG")
-    if not file:
-        return read_settings(flags, environ)
-    try:
-        text = Path(file).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"the settings file {file} cannot be read", str(error), "name a readable TOML file") from error
-    return read_settings(flags, environ, text, str(file))
+    return settings_from_environment(flags, environ, params.get("config"))

@@ -5,7 +5,7 @@ import os
 
 import click
 
-from atlas_core.cli.environment import allow_list, trace_sink
+from atlas_core.assembly.environment import allow_list, trace_sink
 from atlas_core.plugins import PluginRecord, Registry, survey
 
 _COLUMNS = ("GROUP", "KEY", "STATUS", "DISTRIBUTION", "VERSION", "DECLARES", "MS")

@@ -4,8 +4,8 @@ from typing import Any
 
 import click
 
+from atlas_core.assembly.environment import discover_plugins
 from atlas_core.cli.console import Console
-from atlas_core.cli.environment import discover_plugins
 from atlas_core.cli.options import SectionedCommand, settings_from, settings_options
 from atlas_core.vocab.errors import UsageError
 

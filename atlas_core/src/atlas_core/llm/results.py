@@ -1,0 +1,58 @@
+"""What comes back for a prompt."""
+
+from dataclasses import dataclass, field
+
+from atlas_core.vocab.messages import Delta, FinishReason, Position
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens: of the prompt, of the answer, and of the prompt those that a cache spared."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One answer. ``index`` is the prompt that it answers, in the order given.
+
+    ``token_ids`` include the one that ended it, if any; ``text`` does not show it. ``finish_reason`` is stop or length.
+    ``stop_reason`` is the stop string, or the token id in decimal, that ended it. ``logprobs`` has one position a token, None unless
+    asked for.
+    """
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    usage: Usage
+    prompt_token_ids: tuple[int, ...]
+    stop_reason: str | None = None
+    logprobs: tuple[Position, ...] | None = None
+
+
+@dataclass(slots=True)
+class Gathered:
+    """Deltas of one sequence, put together."""
+
+    pieces: list[str] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    positions: list[Position] = field(default_factory=list)
+
+    def add(self, delta: Delta) -> None:
+        """Take one delta."""
+        self.pieces.append(delta.text)
+        self.tokens += delta.tokens
+        self.positions += delta.logprobs
+
+    def result(self, index: int, prompt: tuple[int, ...], last: Delta, *, logprobs: bool) -> Result:
+        """The answer; ``last`` is the delta with ``finish``. Raises ValueError when it has none."""
+        if last.finish is None:
+            raise ValueError("the sequence goes on")
+        return Result(
+            index, "".join(self.pieces), tuple(self.tokens), last.finish,
+            Usage(last.prompt_tokens, last.completion_tokens, last.cached_tokens), prompt, last.stop,
+            tuple(self.positions) if logprobs else None,
+        )  # fmt: skip
