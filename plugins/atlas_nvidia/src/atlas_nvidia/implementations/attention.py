@@ -7,13 +7,22 @@ from atlas_core.contracts.ops import BindContext, KVLayout, OpImplementation, Op
 from atlas_core.vocab.dtype import DType
 from atlas_core.vocab.kernel import Arg, Geometry, f32, i32, ptr
 from atlas_core.vocab.verdict import Verdict
-from atlas_nvidia.implementations.base import VECTOR, Implementation, addresses, not_bf16, not_fast, spread
+from atlas_nvidia.implementations.base import (
+    VECTOR,
+    Implementation,
+    addresses,
+    not_bf16,
+    not_fast,
+    shared_limit,
+    spread,
+)
 
 LAYOUT = "hnd_bf16"
 HEAD_DIMS = (64, 128)
 GROUPS = (1, 2, 4, 8)
 KEY_TILE = 16
 """Keys that a warp takes at once; a tile must not cross a page."""
+WARPS = 8
 MAX_SPLITS = 8
 """Blocks of a cluster that every device with clusters can hold together."""
 
@@ -115,6 +124,8 @@ class Decode(_Attention):
             reasons.append(f"it is for heads of {self.head_dim}, not {need.attrs['head_dim']}")
         if need.max_query != 1:
             reasons.append(f"sequences bring up to {need.max_query} tokens, and it takes one")
+        if self._shared() > shared_limit(need):
+            reasons.append(f"it needs {self._shared()} bytes of shared memory, and {need.arch} has {shared_limit(need)}")
         return reasons
 
     def bind(self, need: OpNeed, context: BindContext) -> Sequence[Launch]:
@@ -122,12 +133,16 @@ class Decode(_Attention):
         kv_heads = need.attrs["kv_heads"]
         tiles = kv_heads * -(-(need.attrs["q_heads"] // kv_heads) // self.group)
         splits = 1
-        while splits < MAX_SPLITS and tiles * need.sequences * splits < context.workers:
+        while splits < MAX_SPLITS and tiles * need.sequences * splits * 2 <= context.workers:
             splits *= 2
-        warps, keys = 8, KEY_TILE
-        floats = 4 * self.head_dim + warps * keys * 8 + 3 * warps * 8 + warps * self.group * self.head_dim + 2 * 8 + self.group * self.head_dim
-        geometry = Geometry((splits, tiles, need.sequences), (warps * 32, 1, 1), 4 * floats)
+        geometry = Geometry((splits, tiles, need.sequences), (WARPS * 32, 1, 1), self._shared())
         return self.launch(context, geometry, self.arguments(need, context), cluster=(splits, 1, 1))
+
+    def _shared(self) -> int:
+        """Bytes of the kernel's struct Shared: two stages of keys and values, queries, and the sums of warps and of the block."""
+        dim, group = self.head_dim, self.group
+        ring = WARPS * 2 * 2 * KEY_TILE * dim * 2
+        return ring + 4 * (4 * dim + WARPS * KEY_TILE * 8 + 3 * WARPS * 8 + WARPS * group * dim + 2 * 8 + group * dim)
 
 
 def best_group(heads: int) -> int:

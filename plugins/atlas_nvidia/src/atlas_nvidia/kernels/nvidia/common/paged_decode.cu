@@ -2,7 +2,8 @@
 //
 // A cluster owns one sequence and up to GROUP query heads of one key head; its blocks share out the keys, 16 at a time to each
 // warp, and combine through distributed shared memory: no second launch, no counters in memory. Scores are tensor-core
-// products with keys as the left matrix, read straight into registers (the summed dimension is permuted as in gemv.cuh).
+// products with keys as the left matrix (the summed dimension is permuted as in gemv.cuh). Each lane copies the keys and values
+// that it will use itself to shared memory, STAGES tiles ahead.
 #include <cooperative_groups.h>
 
 #include "device.cuh"
@@ -24,9 +25,11 @@ constexpr int CHUNKS = HEAD_DIM / 32;              // of the summed dimension, 1
 constexpr int LANES = HEAD_DIM / 8;                // lanes that hold one value vector
 constexpr int AT_ONCE = WARP / LANES;              // tokens of values that one load of a warp brings
 constexpr int LOADS = KEYS / AT_ONCE;
+constexpr int STAGES = 2, TILE_BYTES = 2 * KEYS * HEAD_DIM * 2;
 constexpr int MAX_SPLITS = 8;                      // blocks of a cluster that every device can hold together
 
 struct Shared {
+    unsigned char ring[WARPS][STAGES][TILE_BYTES]; // 16 bytes a lane and load: keys g, keys g + 8, values
     uint4 query[CHUNKS][WARP];                     // as the lanes of every warp want it
     float weight[WARPS][KEYS][8];                  // exp2(score - running maximum)
     float rescale[WARPS][8];
@@ -38,8 +41,7 @@ struct Shared {
 
 }  // namespace
 
-// Two blocks a processor, as long as the sums of a group leave room for that: beside the predecessor's, or a second sequence.
-extern "C" __global__ void __launch_bounds__(THREADS, GROUP <= 4 ? 2 : 1)
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
 paged_decode(const int32_t* counts, const uint16_t* q, const int32_t* cu_q, const int32_t* row_slot, const int32_t* slots,
              const uint16_t* cache, uint16_t* y, int32_t q_heads, int32_t kv_heads, int32_t page_tokens, int32_t slot_stride,
              int32_t table_offset, int32_t window, float scale) {
@@ -61,28 +63,36 @@ paged_decode(const int32_t* counts, const uint16_t* q, const int32_t* cu_q, cons
     const int32_t* slot = slots + static_cast<int64_t>(row_slot[row]) * slot_stride;
     const int token = cu_q[row], length = slot[ATLAS_POSITION] + 1, first = window > 0 ? max(0, length - window) : 0;
 
-    uint4 upper[CHUNKS], lower[CHUNKS], value[LOADS];
-    auto load = [&](int key) {
+    const int stride = splits * WARPS * KEYS;
+    auto fetch = [&](int key, int stage) {
         const int page = slot[table_offset + key / page_tokens], inside = key % page_tokens;
         const uint16_t* keys = cache + page_element(page, 0, kv_head, inside, kv_heads, page_tokens, HEAD_DIM);
         const uint16_t* values = cache + page_element(page, 1, kv_head, inside, kv_heads, page_tokens, HEAD_DIM);
+        uint32_t to = shared_address(shared.ring[warp][stage]) + lane * 16;
 #pragma unroll
-        for (int c = 0; c < CHUNKS; ++c) {
-            upper[c] = load16(keys + group * HEAD_DIM + c * 32 + place * 8);
-            lower[c] = load16(keys + (group + 8) * HEAD_DIM + c * 32 + place * 8);
+        for (int c = 0; c < CHUNKS; ++c, to += 1024) {
+            copy_async(to, keys + group * HEAD_DIM + c * 32 + place * 8, true);
+            copy_async(to + 512, keys + (group + 8) * HEAD_DIM + c * 32 + place * 8, true);
         }
 #pragma unroll
-        for (int i = 0; i < LOADS; ++i) {
+        for (int i = 0; i < LOADS; ++i, to += 512) {
             // Places of the page that hold no token yet may hold anything, and 0 · NaN is no 0.
             const int at = i * AT_ONCE + lane / LANES;
-            value[i] = key + at >= first && key + at < length ? load16(values + at * HEAD_DIM + lane % LANES * 8) : zero16();
+            copy_async(to, values + at * HEAD_DIM + lane % LANES * 8, key + at >= first && key + at < length);
         }
     };
     int key = (first / KEYS + split * WARPS + warp) * KEYS;
-    const bool old = key + KEYS < length;
-    if (old) load(key);
+#pragma unroll
+    for (int s = 0; s < STAGES; ++s) {
+        if (key + s * stride + KEYS < length) fetch(key + s * stride, s);
+    }
     wait_for_predecessor();
-    if (!old && key < length) load(key);
+#pragma unroll
+    for (int s = 0; s < STAGES; ++s) {
+        const int at = key + s * stride;
+        if (at < length && at + KEYS >= length) fetch(at, s);
+        commit_copies();
+    }
 
     if (warp < CHUNKS) {
         const uint16_t* from = q + (static_cast<int64_t>(token) * q_heads + first_head + group) * HEAD_DIM + warp * 32 + place * 8;
@@ -92,13 +102,16 @@ paged_decode(const int32_t* counts, const uint16_t* q, const int32_t* cu_q, cons
     // This lane's scores are of keys group and group + 8 with heads 2 * place and 2 * place + 1.
     float top[2] = {-INFINITY, -INFINITY}, total[2] = {};
     float out[GROUP][8] = {};
-    while (key < length) {
+    for (int stage = 0; key < length; key += stride, stage = (stage + 1) % STAGES) {
+        wait_copies<STAGES - 1>();
+        const uint4* tile = reinterpret_cast<const uint4*>(shared.ring[warp][stage]) + lane;
         float score[4] = {};
 #pragma unroll
         for (int c = 0; c < CHUNKS; ++c) {
             const uint4 query = shared.query[c][lane];
-            mma(score, upper[c].x, lower[c].x, upper[c].y, lower[c].y, query.x, query.y);
-            mma(score, upper[c].z, lower[c].z, upper[c].w, lower[c].w, query.z, query.w);
+            const uint4 upper = tile[2 * c * WARP], lower = tile[(2 * c + 1) * WARP];
+            mma(score, upper.x, lower.x, upper.y, lower.y, query.x, query.y);
+            mma(score, upper.z, lower.z, upper.w, lower.w, query.z, query.w);
         }
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
@@ -130,7 +143,7 @@ paged_decode(const int32_t* counts, const uint16_t* q, const int32_t* cu_q, cons
 #pragma unroll
         for (int i = 0; i < LOADS; ++i) {
             float v[8];
-            unpack(value[i], v);
+            unpack(tile[(2 * CHUNKS + i) * WARP], v);
 #pragma unroll
             for (int h = 0; h < GROUP; ++h) {
                 const float p = shared.weight[warp][i * AT_ONCE + lane / LANES][h];
@@ -139,9 +152,10 @@ paged_decode(const int32_t* counts, const uint16_t* q, const int32_t* cu_q, cons
             }
         }
         __syncwarp();
-        key += splits * WARPS * KEYS;
-        if (key < length) load(key);
+        if (key + STAGES * stride < length) fetch(key + STAGES * stride, stage);
+        commit_copies();
     }
+    wait_copies<0>();
 
     // Of the lanes of a warp, of the warps of a block, of the blocks of the cluster.
 #pragma unroll
