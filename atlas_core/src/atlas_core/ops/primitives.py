@@ -3,14 +3,11 @@
 from atlas_core.ops import references as ref
 from atlas_core.ops import sampling
 from atlas_core.ops.contract import Op, Operand, OpSet, Tolerance
+from atlas_core.ops.heads import HEAD_OPS
+from atlas_core.ops.tolerances import EXACT, ROUNDED, SUMMED
 from atlas_core.vocab.dtype import DType
 
 _I32, _F32 = DType.I32, DType.F32
-_EXACT = {dtype: Tolerance(0, 0) for dtype in (DType.F32, DType.BF16, DType.F16)}
-# A result is rounded once to the activation type (2^-9 for bf16, 2^-12 for f16) after float32 accumulation.
-_ROUNDED = {DType.F32: Tolerance(2e-6, 2e-6), DType.BF16: Tolerance(8e-3, 1e-3), DType.F16: Tolerance(1e-3, 1e-4)}
-# Sums of thousands of products: the error grows with the square root of the length.
-_SUMMED = {DType.F32: Tolerance(2e-5, 2e-5), DType.BF16: Tolerance(1.6e-2, 8e-3), DType.F16: Tolerance(2e-3, 1e-3)}
 
 
 def _activation(name: str, role: str = "in", dtype: DType | None = None) -> Operand:
@@ -42,7 +39,7 @@ FORWARD_OPS = (
         ),
         ("slot_stride",),
         ref.step_begin,
-        _EXACT,
+        EXACT,
         summary="apply slot updates, expand rows to tokens and positions",
     ),
     Op(
@@ -50,7 +47,7 @@ FORWARD_OPS = (
         (_activation("tokens", dtype=_I32), Operand("weight", "weight"), _Y),
         (),
         ref.embed,
-        _ROUNDED,
+        ROUNDED,
         summary="embedding rows",
     ),
     Op(
@@ -58,18 +55,18 @@ FORWARD_OPS = (
         (_X, Operand("weight", "weight"), _Y),
         ("eps",),
         ref.rms_norm,
-        _ROUNDED,
+        ROUNDED,
         lambda shapes, attrs: 4 * shapes["x"][0] * shapes["x"][1],
         "root mean square norm",
     ),
-    Op("add", (_X, _activation("z"), _Y), (), ref.add, _ROUNDED, summary="residual sum"),
-    Op("bias_add", (_X, Operand("bias", "weight"), _Y), (), ref.bias_add, _ROUNDED, summary="bias of a linear layer"),
+    Op("add", (_X, _activation("z"), _Y), (), ref.add, ROUNDED, summary="residual sum"),
+    Op("bias_add", (_X, Operand("bias", "weight"), _Y), (), ref.bias_add, ROUNDED, summary="bias of a linear layer"),
     Op(
         "linear",
         (_X, Operand("weight", "weight"), _Y),
         (),
         ref.linear,
-        _SUMMED,
+        SUMMED,
         lambda shapes, attrs: 2 * shapes["x"][0] * shapes["weight"][0] * shapes["weight"][1],
         "matrix product with a weight [out, in]",
     ),
@@ -78,7 +75,7 @@ FORWARD_OPS = (
         (_X, _POSITIONS, Operand("inv_freq", "constant", dtype=_F32), _Y),
         ("heads", "head_dim", "scale"),
         ref.rope,
-        {**_ROUNDED, DType.F32: Tolerance(1e-4, 1e-4)},
+        {**ROUNDED, DType.F32: Tolerance(1e-4, 1e-4)},
         summary="rotary position embedding",
     ),
     Op(
@@ -94,7 +91,7 @@ FORWARD_OPS = (
         ),
         _CACHE_ATTRS,
         ref.kv_append,
-        _ROUNDED,
+        ROUNDED,
         summary="write keys and values into pages",
     ),
     Op(
@@ -110,7 +107,7 @@ FORWARD_OPS = (
         (_activation("gate"), _activation("up"), _Y),
         (),
         ref.silu_mul,
-        _ROUNDED,
+        ROUNDED,
         lambda shapes, attrs: 5 * shapes["gate"][0] * shapes["gate"][1],
         "SwiGLU gate",
     ),
@@ -119,7 +116,7 @@ FORWARD_OPS = (
         (_X, Operand("logits_rows", "input", dtype=_I32), _Y),
         (),
         ref.gather_rows,
-        _EXACT,
+        EXACT,
         summary="rows whose logits are wanted",
     ),
 )
@@ -188,4 +185,4 @@ SAMPLE_OPS = (
     ),
 )
 
-PRIMITIVES = OpSet((*FORWARD_OPS, *SAMPLE_OPS))
+PRIMITIVES = OpSet((*FORWARD_OPS, *HEAD_OPS, *SAMPLE_OPS))

@@ -1,7 +1,7 @@
 """Every op of core, by the CPU's kernels."""
 
 from atlas_core.contracts.ops import OpImplementation
-from atlas_plugin_cpu import cached, dense, tail
+from atlas_plugin_cpu import cached, dense, heads, tail
 
 
 def implementations() -> list[OpImplementation]:
@@ -18,6 +18,10 @@ def implementations() -> list[OpImplementation]:
         cached.PagedAttention(),
         dense.SiluMul(),
         dense.GatherRows(),
+        heads.HeadRmsNorm(),
+        heads.GatedRmsNorm(),
+        heads.L2Norm(),
+        heads.SigmoidMul(),
         tail.ProcessLogits(),
         tail.Sample(),
         tail.Logprobs(),
