@@ -15,6 +15,7 @@ from atlas_core.loading.accounting import WeightStore
 from atlas_core.loading.directory import ModelDirectory
 from atlas_core.loading.dummy import DummyCheckpoint
 from atlas_core.loading.fetch import resolve_model
+from atlas_core.loading.files import AGAIN, head, impostor
 from atlas_core.model.builder import StepLayout, record
 from atlas_core.model.program import Value
 from atlas_core.ops.step import SlotLayout
@@ -101,6 +102,9 @@ def open_model(registry: Registry, settings: Settings, progress: Callable[[int, 
         name: load(decl.container, registry.quant_formats.owner(name).dist)() for name, decl in containers.items()
     }
     found = resolve(readers.items(), lambda reader: reader.detect(path))
+    guess = impostor(head(path)) if found.winner is None and path.is_file() else ""
+    if guess:
+        raise CheckpointError(f"{path} is not a model's file", guess, AGAIN)
     reader = found.require(
         f"{path} is no checkpoint that an installed plugin can open", "install a plugin for its format"
     )

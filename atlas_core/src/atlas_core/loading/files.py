@@ -56,6 +56,15 @@ def unreadable(path: Path, error: OSError) -> CheckpointError:
     )
 
 
+def head(path: Path) -> bytes:
+    """The first bytes of a file, enough for ``impostor``. Raises CheckpointError when it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return file.read(512)
+    except OSError as error:
+        raise unreadable(path, error) from error
+
+
 def impostor(head: bytes) -> str:
     """What the first bytes of a file look like when they are not a model's: a git-lfs pointer, a web page, or nothing."""
     if head.startswith(b"version https://git-lfs"):
