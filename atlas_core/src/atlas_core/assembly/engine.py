@@ -2,7 +2,7 @@
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -140,19 +140,29 @@ def open_backend(machine: Machine, model: Model, settings: Settings) -> tuple[Gp
 
 def audit(plan: StepPlan, library: KernelLibrary) -> None:
     """Find every kernel that the plan may launch. Raises KernelError listing all that are missing, not just the first."""
-    missing: dict[str, str] = {}
+    reasons: dict[tuple[str, str], dict[str, set[str]]] = {}  # by module and reason, who asks for which of its entries
     cure = ""
     for bucket in plan.buckets:
         for segment in bucket.segments:
             for step in segment.steps:
                 for module, entry in step.implementation.kernels:
                     try:
-                        library.find(module, entry, step.need.op)
+                        library.find(module, entry)
                     except KernelError as error:
-                        missing.setdefault(f"{module}:{entry}", f"{error.what} ({error.why})")
                         cure = error.cure
-    if missing:
-        raise KernelError(f"{len(missing)} kernels of the plan cannot be used", "; ".join(missing.values()), cure)
+                        reasons.setdefault((module, error.why), {}).setdefault(entry, set()).add(step.need.op)
+    if not reasons:
+        return
+    count = sum(map(len, reasons.values()))
+    lines = [f"module {module} ({_entries(asked)}): {why}" for (module, why), asked in reasons.items()]
+    raise KernelError(f"{count} kernels of the plan cannot be used on {library.target}", "\n        ".join(lines), cure)
+
+
+def _entries(asked: Mapping[str, set[str]]) -> str:
+    """Entries of one module, with the ops that need them where the name does not tell."""
+    return ", ".join(
+        entry if ops == {entry} else f"{entry} for {', '.join(sorted(ops))}" for entry, ops in sorted(asked.items())
+    )
 
 
 def _run_up(backend: GpuBackend, plan: StepPlan, model: Model, ledger: Ledger) -> tuple[Runner, Limits, Budget]:

@@ -6,6 +6,7 @@ from typing import Any
 from atlas_core.assembly.machine import Machine, choose_machine
 from atlas_core.assembly.model import Model, open_model
 from atlas_core.assembly.plan import PlannedBucket, StepPlan, make_plan
+from atlas_core.kernels.library import build_command
 from atlas_core.model.planner import Step
 from atlas_core.plugins.registry import Registry
 from atlas_core.settings import Settings
@@ -36,6 +37,7 @@ def describe(registry: Registry, model: Model, machine: Machine, plan: StepPlan)
             "extends": [hardware.manifest.name for hardware in machine.chain[1:]],
             "candidates": _candidates(machine.candidates),
             "archs": _candidates(machine.archs),
+            "build": None if _built(machine) else build_command(machine.name, machine.arch),
         },
         "target": f"{machine.name}/{model.family}/{model.format_name} ({machine.arch})",
         "kernels": machine.tree.layer(machine.name, model.family, model.format_name),
@@ -59,6 +61,11 @@ def describe(registry: Registry, model: Model, machine: Machine, plan: StepPlan)
         "plugins": [{"dist": dist, "version": version} for dist, version in registry.identity()],
         "buckets": [_bucket(planned) for planned in plan.buckets],
     }
+
+
+def _built(machine: Machine) -> bool:
+    """Whether there are binaries for the architecture that was chosen; it is planned for without them too."""
+    return any(candidate.name == machine.arch and candidate.verdict.ok for candidate in machine.archs)
 
 
 def _layouts(model: Model, plan: StepPlan) -> list[dict[str, Any]]:

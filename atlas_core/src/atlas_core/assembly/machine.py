@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from atlas_core.contracts.compute_target import ComputeTarget
-from atlas_core.contracts.declarations import GpuBackendDecl, KernelRoot
+from atlas_core.contracts.declarations import GpuBackendDecl
 from atlas_core.contracts.ops import FusedOp, OpImplementation
 from atlas_core.kernels.library import compiled_archs
 from atlas_core.kernels.scan import Places, scan
@@ -41,12 +41,7 @@ class Machine:
 
 def kernel_tree(registry: Registry) -> tuple[KernelTree, Places]:
     """The union of every installed plugin's kernels."""
-    declared: list[KernelRoot] = []
-    for hardware in registry.hardware.values():
-        declared += hardware.kernel_roots
-    for model in registry.models.values():
-        declared += model.kernel_roots
-    return scan(dict.fromkeys(declared))
+    return scan(registry.kernel_roots())
 
 
 def choose_machine(
@@ -59,7 +54,7 @@ def choose_machine(
     tree, places = kernel_tree(registry)
     if wanted is not None:
         name = canonical(wanted)
-        registry.hardware.require(name)
+        tree.require_roots(root.package for root in registry.hardware.require(name).kernel_roots)
         tree.require(name)
         if _abstract(tree, name):
             raise KernelError(

@@ -4,11 +4,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import ml_dtypes
 import numpy as np
 
 from atlas_core.contracts.checkpoint import Checkpoint, CheckpointReader
-from atlas_core.contracts.declarations import CatalogueEntry
+from atlas_core.contracts.declarations import CatalogueEntry, ModelDecl
 from atlas_core.contracts.model import ModelWeightLoader, NameMap
 from atlas_core.contracts.quant import QuantFormat
 from atlas_core.loading.accounting import WeightStore
@@ -18,6 +17,7 @@ from atlas_core.loading.fetch import resolve_model
 from atlas_core.loading.files import AGAIN, head, impostor
 from atlas_core.model.builder import StepLayout, record
 from atlas_core.model.program import Value
+from atlas_core.ops.arrays import numpy_dtype
 from atlas_core.ops.step import SlotLayout
 from atlas_core.plugins.load import load
 from atlas_core.plugins.registry import Registry, canonical
@@ -29,14 +29,16 @@ from atlas_core.vocab.model import ModelSpec
 from atlas_core.vocab.resolve import Candidate, resolve
 from atlas_core.vocab.verdict import Verdict
 
-TRANSCODED = plain(DType.BF16)
+TRANSCODED = {"bf16": plain(DType.BF16), "f32": plain(DType.F32)}
+"""What a matrix may be decoded to, by the value of ``--transcode``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
     """An opened checkpoint and its meaning. ``containers`` and ``formats`` hold everybody who was asked.
 
-    ``store`` binds canonical weights to tensors; ``format`` decodes them.
+    ``kernel_packages`` are those in which the family's plugin keeps kernels. ``store`` binds canonical weights to tensors;
+    ``format`` decodes them.
     """
 
     path: Path
@@ -45,6 +47,7 @@ class Model:
     containers: tuple[Candidate, ...]
     family: str
     dist: str
+    kernel_packages: tuple[str, ...]
     loader: ModelWeightLoader
     spec: ModelSpec
     format_name: str
@@ -53,7 +56,7 @@ class Model:
     store: WeightStore
 
     def storage(self, weights: Iterable[Value], transcode: str) -> dict[str, StorageLayout]:
-        """How each recorded weight is stored when kernels get to see it: matrices in bfloat16 if ``transcode`` says so.
+        """How each recorded weight is stored when kernels get to see it: matrices as ``transcode`` says, unless it is none.
 
         Raises CheckpointError when the checkpoint has another shape, or when a weight of the name map is never recorded.
         """
@@ -61,7 +64,8 @@ class Model:
         for value in weights:
             shape = tuple(int(dim) for dim in value.shape)
             self.store.info(value.name, shape)
-            found[value.name] = TRANSCODED if transcode == "bf16" and len(shape) > 1 else self.store.layout(value.name)
+            stored = self.store.layout(value.name)
+            found[value.name] = TRANSCODED.get(transcode, stored) if len(shape) > 1 else stored
         names = self.loader.name_map(self.checkpoint.naming, self.spec).weights
         forgotten = sorted(name for name in names if self.store.has(name) and name not in found)
         if forgotten:
@@ -77,8 +81,9 @@ class Model:
         data, stored = self.store.read(name), self.store.layout(name)
         if layout.name == stored.name:
             return data
+        assert layout.scalar is not None
         values = self.format.decode(stored.name, data, shape)
-        return np.ascontiguousarray(values.astype(ml_dtypes.bfloat16)).tobytes()
+        return np.ascontiguousarray(values, numpy_dtype(layout.scalar)).tobytes()
 
 
 def catalogue(registry: Registry) -> list[CatalogueEntry]:
@@ -114,7 +119,7 @@ def open_model(registry: Registry, settings: Settings, progress: Callable[[int, 
 def _understand(
     registry: Registry, path: Path, checkpoint: Checkpoint, container: str, containers: tuple[Candidate, ...]
 ) -> Model:
-    family, dist, loader, spec = _family(registry, checkpoint.config)
+    declaration, dist, loader, spec = _family(registry, checkpoint.config)
     store = WeightStore(checkpoint, loader.name_map(checkpoint.naming, spec))
     formats: dict[str, QuantFormat] = {
         name: load(decl.weights, registry.quant_formats.owner(name).dist)()
@@ -126,11 +131,12 @@ def _understand(
         f"no installed quantisation format reads the weights of {path}", "install a plugin for its format"
     )
     return Model(
-        path, checkpoint, container, containers, family, dist, loader, spec, found.name, found.candidates, chosen, store
-    )
+        path, checkpoint, container, containers, declaration.model_type, dist,
+        tuple(root.package for root in declaration.kernel_roots), loader, spec, found.name, found.candidates, chosen, store,
+    )  # fmt: skip
 
 
-def _family(registry: Registry, config: Mapping[str, object]) -> tuple[str, str, ModelWeightLoader, ModelSpec]:
+def _family(registry: Registry, config: Mapping[str, object]) -> tuple[ModelDecl, str, ModelWeightLoader, ModelSpec]:
     given = config.get("model_type")
     if not isinstance(given, str):
         raise CheckpointError("config.json has no model_type", "it names the model family", "download the model again")
@@ -138,7 +144,7 @@ def _family(registry: Registry, config: Mapping[str, object]) -> tuple[str, str,
     declaration = registry.models.require(family)
     dist = registry.models.owner(family).dist
     loader: ModelWeightLoader = load(declaration.loader, dist)()
-    return declaration.model_type, dist, loader, loader.read_config(config)
+    return declaration, dist, loader, loader.read_config(config)
 
 
 def _dummy(registry: Registry, path: Path) -> Model:

@@ -1,10 +1,10 @@
 """From model, machine and settings to a plan: what every node of the step runs, for every bucket of rows."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from atlas_core.assembly.machine import Machine
-from atlas_core.assembly.model import Model
+from atlas_core.assembly.model import TRANSCODED, Model
 from atlas_core.model.arena import Arena, place
 from atlas_core.model.builder import StepLayout, record
 from atlas_core.model.matching import Pattern
@@ -16,7 +16,7 @@ from atlas_core.scheduler.limits import Limits
 from atlas_core.settings import Settings, with_defaults
 from atlas_core.settings.sources import Level, Source
 from atlas_core.vocab.dtype import DType
-from atlas_core.vocab.errors import UsageError
+from atlas_core.vocab.errors import ResolveError, UsageError
 from atlas_core.vocab.layout import StorageLayout
 
 DEFAULT_MAX_SEQ_LEN = 32768
@@ -58,8 +58,46 @@ def settled(settings: Settings, machine: Machine) -> Settings:
 
 
 def make_plan(model: Model, machine: Machine, settings: Settings) -> StepPlan:
-    """Record the model's step and cover it for every bucket. Raises ResolveError for a node that nobody runs."""
+    """Record the model's step and cover it for every bucket.
+
+    Raises ResolveError for a node that nobody runs; it offers ``--transcode`` where that helps, with what it costs. Raises
+    KernelError when kernels of the model's plugin are lost.
+    """
     settings = settled(settings, machine)
+    machine.tree.require_roots(model.kernel_packages)
+    try:
+        return _planned(model, machine, settings)
+    except ResolveError as error:
+        offers = list(_transcodings(model, machine, settings)) if settings.transcode == "none" else []
+        if not offers:
+            raise
+        raise ResolveError(error.what, error.why, f"pass {' or '.join(offers)}; or {error.cure}") from error
+
+
+def _transcodings(model: Model, machine: Machine, settings: Settings) -> Iterator[str]:
+    """Values of ``--transcode`` with which there would be a plan, with the memory of the weights then and as stored."""
+    for name in TRANSCODED:
+        try:
+            plan = _planned(model, machine, replace(settings, transcode=name))
+        except ResolveError:
+            continue
+        copies = {
+            (model.store.alias(weight), packed.name): packed.nbytes
+            for (weight, _), packed in plan.choices.packings.items()
+        }
+        tensors = {weight: model.store.layout(weight).nbytes(shape) for weight, shape in _shapes(model, plan).items()}
+        yield (
+            f"--transcode {name} (weights take {sum(copies.values()) / 2**20:.1f} MiB in place of "
+            f"{sum(tensors.values()) / 2**20:.1f} MiB)"
+        )
+
+
+def _shapes(model: Model, plan: StepPlan) -> dict[str, tuple[int, ...]]:
+    """The shape of every weight, tied ones once."""
+    return {model.store.alias(v.name): tuple(int(dim) for dim in v.shape) for v in plan.program.weights()}
+
+
+def _planned(model: Model, machine: Machine, settings: Settings) -> StepPlan:
     max_seq_len = _max_seq_len(model, settings)
     pages = -(-max_seq_len // settings.block_size)
     slots = settings.max_batch_size

@@ -60,8 +60,12 @@ def support_of_hardware(registry: Registry, hardware: str, text: str) -> Iterato
 
 
 def _matching(registry: Registry, hardware: str) -> list[str]:
+    """Real machines of that name or pattern; one whose folder is broken is an error only when it is named."""
     tree = kernel_tree(registry)[0]
-    return [n for n in sorted(registry.hardware) if fnmatchcase(n, hardware) and not tree.require(n).manifest.abstract]
+    if hardware in registry.hardware:
+        tree.require(hardware)
+    names = [name for name in sorted(registry.hardware) if name in tree.hardware and fnmatchcase(name, hardware)]
+    return [name for name in names if not tree.hardware[name].manifest.abstract]
 
 
 def _present(registry: Registry, hardware: str) -> list[Machine]:

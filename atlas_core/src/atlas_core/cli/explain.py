@@ -32,6 +32,8 @@ def text(found: dict[str, Any]) -> Iterator[str]:
     yield f"hardware   {hardware['name']} from {hardware['dist']}{inherits}"
     yield from _refusals(hardware["candidates"], hardware["name"])
     yield f"arch       {hardware['arch']}"
+    if hardware["build"]:
+        yield f"           its kernels are not built: {hardware['build']}"
     yield from _refusals(hardware["archs"], hardware["arch"])
     yield f"kernels    {found['kernels']}"
     yield f"container  {found['container']['name']}"

@@ -10,7 +10,6 @@ import click
 
 from atlas_core.assembly.environment import discover_plugins
 from atlas_core.contracts.compute_target import ComputeTarget
-from atlas_core.contracts.declarations import KernelRoot
 from atlas_core.kernels.build import Builder, Built, Selection, jobs
 from atlas_core.kernels.library import KernelLibrary, compiled_archs
 from atlas_core.kernels.lint import lint as find_faults
@@ -21,13 +20,6 @@ from atlas_core.vocab.errors import KernelError
 from atlas_core.vocab.target import Target
 
 _Command = Callable[..., Any]
-
-
-def roots(registry: Registry) -> tuple[KernelRoot, ...]:
-    """Every kernel root that an installed plugin declares."""
-    machines = (root for declaration in registry.hardware.values() for root in declaration.kernel_roots)
-    models = (root for declaration in registry.models.values() for root in declaration.kernel_roots)
-    return tuple(dict.fromkeys((*machines, *models)))
 
 
 def toolchains(registry: Registry) -> dict[str, ComputeTarget]:
@@ -53,11 +45,17 @@ def _selection(command: _Command) -> _Command:
     )(command)
 
 
+def _warn(tree: KernelTree) -> None:
+    for finding in tree.lost():
+        click.echo(f"warning: {finding}", err=True)
+
+
 @group.command("list")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def list_kernels(as_json: bool) -> None:
     """List every module of every target: its entries, whose source it is, and for which architectures it is built."""
-    tree, places = scan(roots(discover_plugins()))
+    tree, places = scan(discover_plugins().kernel_roots())
+    _warn(tree)
     rows = [row for hardware in sorted(tree.hardware) for row in _rows(tree, places, hardware)]
     if as_json:
         click.echo(json.dumps(rows, indent=1))
@@ -99,7 +97,7 @@ def _row(unit: Unit, state: str) -> dict[str, Any]:
 @group.command("lint")
 def lint() -> None:
     """Check the whole tree: ownership, declarations, shadows, includes, copies. Needs no compiler."""
-    tree, _ = scan(roots(discover_plugins()))
+    tree, _ = scan(discover_plugins().kernel_roots())
     findings = find_faults(tree)
     for finding in findings:
         click.echo(str(finding))
@@ -135,7 +133,8 @@ def build(
         click.echo("kernels: not built, as ATLAS_SKIP_BUILD or --skip-build says")
         return
     registry = discover_plugins()
-    tree, places = scan(roots(registry))
+    tree, places = scan(registry.kernel_roots())
+    _warn(tree)
     targets = toolchains(registry)
     counts = {"built": 0, "kept": 0}
 

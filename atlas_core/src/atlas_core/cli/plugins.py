@@ -6,6 +6,7 @@ import os
 import click
 
 from atlas_core.assembly.environment import allow_list, trace_sink
+from atlas_core.kernels.scan import scan
 from atlas_core.plugins import PluginRecord, Registry, survey
 
 _COLUMNS = ("GROUP", "KEY", "STATUS", "DISTRIBUTION", "VERSION", "DECLARES", "MS")
@@ -31,7 +32,8 @@ def list_plugins(as_json: bool) -> None:
         broken = sum(record.status == "broken" for record in records)
         if broken:
             click.echo(f"warning: {broken} of {len(records)} plugins are broken; asking for one is an error", err=True)
-    Registry.of(records)
+    for finding in scan(Registry.of(records).kernel_roots())[0].lost():
+        click.echo(f"warning: {finding}", err=True)
 
 
 def table(records: tuple[PluginRecord, ...]) -> str:

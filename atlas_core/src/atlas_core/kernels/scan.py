@@ -1,12 +1,13 @@
 """Reading kernel roots from installed packages into a tree."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 
 from atlas_core.contracts.declarations import KernelRoot
 from atlas_core.kernels.assemble import assemble
-from atlas_core.kernels.tree import CORE_INCLUDE, KernelTree, RootFiles
+from atlas_core.kernels.tree import CORE_INCLUDE, Finding, KernelTree, RootFiles
 from atlas_core.vocab.errors import KernelError
 
 COMPILED = "_compiled"
@@ -55,32 +56,52 @@ def read_root(package: str, folder: Path) -> RootFiles:
 def scan(roots: Iterable[KernelRoot]) -> tuple[KernelTree, Places]:
     """The tree of all declared roots and core's shared headers.
 
-    Raises KernelError when a package is missing, lies in no folder, has no such root, or declares two.
+    A root that is missing, unreadable or declared twice is a finding at ``package:``, so that it harms those only who ask for
+    what it should bring (``KernelTree.require_roots``).
     """
-    folders: dict[str, Path] = {}
+    declared: dict[str, list[KernelRoot]] = {}
     for root in dict.fromkeys(roots):
+        declared.setdefault(root.package, []).append(root)
+    found: list[RootFiles] = []
+    folders: dict[str, Path] = {}
+    findings: list[Finding] = []
+    for package, wanted in declared.items():
         try:
-            folder = Path(str(resources.files(root.package))) / root.folder
-        except ModuleNotFoundError as error:
-            raise KernelError(
-                f"The package {root.package} of a kernel root is not installed", cure="Reinstall its plugin."
-            ) from error
-        if not folder.is_dir():
-            raise KernelError(
-                f"The kernel root {folder} does not exist", f"{root.package} declares it.", "Reinstall the plugin."
-            )
-        if root.package in folders:
-            raise KernelError(f"{root.package} declares two kernel roots", cure="Keep one folder a package.")
-        folders[root.package] = folder
-    return scan_folders(folders)
+            folder = _folder(package, wanted)
+            found.append(read_root(package, folder))
+        except KernelError as error:
+            findings.append(Finding(f"{package}:", ": ".join(filter(None, (error.what, error.why))), error.cure))
+        else:
+            folders[package] = folder
+    return _join(found, folders, findings)
+
+
+def _folder(package: str, roots: Sequence[KernelRoot]) -> Path:
+    """Where the one root of a package lies. Raises KernelError."""
+    if len(roots) > 1:
+        names = ", ".join(root.folder for root in roots)
+        raise KernelError("two kernel roots are declared", names, "keep one folder a package")
+    try:
+        folder = Path(str(resources.files(package))) / roots[0].folder
+    except (ModuleNotFoundError, TypeError) as error:  # TypeError: a module without a folder
+        raise KernelError("the package of a kernel root is not installed", str(error), "reinstall its plugin") from error
+    if not folder.is_dir():
+        raise KernelError(f"the kernel root {folder} does not exist", cure="reinstall the plugin that declares it")
+    return folder
 
 
 def scan_folders(folders: Mapping[str, Path]) -> tuple[KernelTree, Places]:
     """The tree of folders named ``kernels``, by package, and of core's shared headers."""
+    return _join([read_root(package, folder) for package, folder in folders.items()], folders, ())
+
+
+def _join(
+    roots: Sequence[RootFiles], folders: Mapping[str, Path], findings: Sequence[Finding]
+) -> tuple[KernelTree, Places]:
     package, _, include = CORE_INCLUDE.partition(":")
     core = Path(str(resources.files(package))) / "kernels"
     # Core's folder is a Python package as well: only its headers belong to the tree.
     headers = read_root(package, core / include)
     shared = RootFiles(package, {f"{include}/{path}": content for path, content in headers.files.items()})
-    roots = [shared, *(read_root(name, folder) for name, folder in folders.items())]
-    return assemble(roots), Places({package: core, **folders})
+    tree = assemble([shared, *roots])
+    return replace(tree, findings=(*findings, *tree.findings)), Places({package: core, **folders})

@@ -7,7 +7,7 @@
 Layers stand from general to specific: common of the extended hardware, common, leaf.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from atlas_core.kernels.manifest import (
@@ -170,6 +170,17 @@ class KernelTree:
             raise KernelError(
                 "The kernel tree is broken", "\n".join(found), "Correct it; atlas kernels lint shows everything."
             )
+
+    def lost(self) -> tuple[Finding, ...]:
+        """Kernel roots that could not be read at all: harmless until somebody asks for what they bring."""
+        return tuple(finding for finding in self.findings if finding.where.endswith(":"))
+
+    def require_roots(self, packages: Iterable[str]) -> None:
+        """Raise KernelError when the kernels of one of these packages could not be read at all."""
+        asked = {f"{package}:" for package in packages}
+        found = [str(finding) for finding in self.lost() if finding.where in asked]
+        if found:
+            raise KernelError("Kernels of a plugin cannot be read", "\n".join(found), "Reinstall the plugin.")
 
     def chain(self, hardware: str) -> tuple[Hardware, ...]:
         """The hardware and what it extends, most specific first. Raises KernelError for an unknown or circular one."""

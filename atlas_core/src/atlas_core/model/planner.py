@@ -135,8 +135,7 @@ class _Planner:
         shapes = ", ".join(f"{name} {list(self._bucket.shape(value))}" for name, value in node.operands.items())
         resolution.require(
             f"no kernel runs {node.op.name} on {self._context.arch} with {self._context.numerics} numerics ({shapes})",
-            "choose another --hardware or --numerics, pass --transcode bf16 when nobody reads a weight's storage, "
-            "or install a plugin that has such a kernel",
+            "choose another --hardware or --numerics, or install a plugin that has such a kernel",
         )
         return self._step(node, parts, None, resolution, refused)
 

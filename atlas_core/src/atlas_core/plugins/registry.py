@@ -12,6 +12,7 @@ from atlas_core.contracts.declarations import (
     Declaration,
     DialectDecl,
     GpuBackendDecl,
+    KernelRoot,
     ModelDecl,
     QuantFormatDecl,
 )
@@ -219,6 +220,11 @@ class Registry:
                             f"{other.owner} ({other.entry_point}) and {record.owner} ({record.entry_point}) both claim it",
                             "uninstall one of them, or name the plugins to load in ATLAS_PLUGINS",
                         )
+
+    def kernel_roots(self) -> tuple[KernelRoot, ...]:
+        """Every kernel root that a machine or a model family declares, once."""
+        declarations: tuple[GpuBackendDecl | ModelDecl, ...] = (*self.hardware.values(), *self.models.values())
+        return tuple(dict.fromkeys(root for declaration in declarations for root in declaration.kernel_roots))
 
     def broken(self) -> tuple[PluginRecord, ...]:
         """Plugins that are installed and unusable; harmless until one of them is asked for."""

@@ -74,7 +74,7 @@ class Settings:
     )
     transcode: str = _option(
         "none",
-        choice("none", "bf16"),
+        choice("none", "bf16", "f32"),
         "Model",
         "Convert weights that no kernel reads; costs the memory that explain shows.",
     )
