@@ -39,7 +39,7 @@ from atlas_core.vocab.dtype import DType
 from atlas_core.vocab.layout import plain
 from atlas_core.vocab.target import Target
 from atlas_model_llama.loader import LlamaLoader
-from atlas_nvidia.backend import CudaBackend, open_backend
+from atlas_nvidia.backend import open_backend
 from atlas_nvidia.fused import fused_ops
 from atlas_nvidia.implementations import implementations
 
@@ -54,7 +54,7 @@ class Bench:
 
     def __init__(self, config: Mapping[str, Any], hardware: str, arch: str, batch: int, context: int) -> None:
         tree, places = scan([KernelRoot("atlas_nvidia"), KernelRoot(_ROOTS[hardware])])
-        self.backend: CudaBackend = open_backend(KernelLibrary(tree, places, Target(hardware, arch)))
+        self.backend = open_backend(KernelLibrary(tree, places, Target(hardware, arch)))
         self.batch = batch
         loader = LlamaLoader()
         self.spec = loader.read_config({k: v for k, v in config.items() if not k.startswith("_")})
@@ -111,7 +111,11 @@ class Bench:
         }
         self._fill(weights)
         return StepMemory(
-            alloc(max(p.nbytes for p in placements)), alloc(max(1, *(p.scratch for p in placements))), 0, values, weights
+            alloc(max(p.nbytes for p in placements)),
+            alloc(max(1, *(p.scratch for p in placements))),
+            0,
+            values,
+            weights,
         )
 
     def _memory_of(self, bucket: Bucket) -> StepMemory:
@@ -124,7 +128,9 @@ class Bench:
         backend, stream = self.backend, self.backend.create_stream()
         rng = np.random.default_rng(1)
         noise = backend.alloc(RANDOM_BYTES)
-        backend.copy_h2d((rng.standard_normal(RANDOM_BYTES // 2, np.float32) * 0.02).astype(ml_dtypes.bfloat16).tobytes(), noise)
+        backend.copy_h2d(
+            (rng.standard_normal(RANDOM_BYTES // 2, np.float32) * 0.02).astype(ml_dtypes.bfloat16).tobytes(), noise
+        )
         for index, ((name, _), buffer) in enumerate(weights.items()):
             if name.endswith("norm"):
                 values = 1 + rng.standard_normal(buffer.nbytes // 2, np.float32) * 0.1
@@ -144,7 +150,10 @@ class Bench:
         blocks = self.slots.table_blocks[0]
         updates = []
         for slot in range(self.batch):
-            updates += [(self.slots.word(slot, Word.POSITION), position), (self.slots.word(slot, Word.LAST_TOKEN), 7 + slot)]
+            updates += [
+                (self.slots.word(slot, Word.POSITION), position),
+                (self.slots.word(slot, Word.LAST_TOKEN), 7 + slot),
+            ]
             updates += [(self.slots.word(slot, Word.PENALTY_ROW), -1), (self.slots.word(slot, Word.LOGPROBS), -1)]
             updates += [(self.slots.block(slot, 0, index), slot * blocks + index) for index in range(blocks)]
         return updates
@@ -204,9 +213,15 @@ class Bench:
                     else (activations if value.kind == "activation" else memory.values)[value.name]
                     for name, value in step.node.operands.items()
                 }  # fmt: skip
-                extra = f" {'x'.join(map(str, step.need.operands['weight'].shape))}" if step.need.op.startswith("linear") else ""
+                extra = (
+                    f" {'x'.join(map(str, step.need.operands['weight'].shape))}"
+                    if step.need.op.startswith("linear")
+                    else ""
+                )
                 bound = BindContext(self.backend, operands, memory.counts, memory.scratch, workers)
-                groups.setdefault(step.implementation.name + extra, []).extend(step.implementation.bind(step.need, bound))
+                groups.setdefault(step.implementation.name + extra, []).extend(
+                    step.implementation.bind(step.need, bound)
+                )
         rows = []
         for name, launches in groups.items():
             if name == "advance":
@@ -246,12 +261,18 @@ def main() -> None:
     parser.add_argument("--arch", default="sm_90a")
     options = parser.parse_args()
     began = time.perf_counter()
-    bench = Bench(json.loads(options.config.read_text()), options.hardware, options.arch, options.batch, options.context)
+    bench = Bench(
+        json.loads(options.config.read_text()), options.hardware, options.arch, options.batch, options.context
+    )
     weights = sum(buffer.nbytes for buffer in bench.memory.weights.values())
-    print(f"{bench.backend.facts().name}: {weights / 1e9:.2f} GB of weights, ready in {time.perf_counter() - began:.1f} s")
+    print(
+        f"{bench.backend.facts().name}: {weights / 1e9:.2f} GB of weights, ready in {time.perf_counter() - began:.1f} s"
+    )
     print(f"nodes: decode {_nodes(bench.plans[bench.decode])}; prefill {_nodes(bench.plans[bench.prefill])}")
     largest, mean = bench.agree()
-    print(f"prompt at once and token by token: logits differ by {largest:.4f} at most, {mean:.5f} on average (deviations)")
+    print(
+        f"prompt at once and token by token: logits differ by {largest:.4f} at most, {mean:.5f} on average (deviations)"
+    )
     seconds = bench.pipelined(options.context, options.steps)
     rate = options.batch / seconds
     print(f"decode, batch {options.batch}, context {options.context}: {seconds * 1e6:.0f} us a step, {rate:.1f} tok/s, "

@@ -34,7 +34,9 @@ def test_the_driver_finds_every_value_behind_its_pointer(args: list[Arg]) -> Non
 
 
 def test_arguments_that_fit_are_taken() -> None:
-    check_arguments("k", [Param("ptr", "x", "float"), Param("i32", "n"), Param("f32", "eps")], [ptr(8), i32(-1), f32(1e-5)])
+    check_arguments(
+        "k", [Param("ptr", "x", "float"), Param("i32", "n"), Param("f32", "eps")], [ptr(8), i32(-1), f32(1e-5)]
+    )
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,9 @@ def test_no_gpu_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
     assert probe.probe_sm90().reasons == ("the driver sees no GPU",)
 
 
-@pytest.mark.parametrize(("name", "sticky"), [("CUDA_ERROR_ILLEGAL_ADDRESS", True), ("CUDA_ERROR_INVALID_VALUE", False)])
+@pytest.mark.parametrize(
+    ("name", "sticky"), [("CUDA_ERROR_ILLEGAL_ADDRESS", True), ("CUDA_ERROR_INVALID_VALUE", False)]
+)
 def test_errors_carry_the_drivers_words(monkeypatch: pytest.MonkeyPatch, name: str, sticky: bool) -> None:
     fake = SimpleNamespace(
         CUresult=SimpleNamespace(CUDA_SUCCESS=0),

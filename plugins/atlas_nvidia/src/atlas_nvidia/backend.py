@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from cuda.bindings import driver as cuda
 
-from atlas_core.contracts.backend import Capabilities, DeviceFacts
+from atlas_core.contracts.backend import Capabilities, DeviceFacts, GpuBackend, Launch
 from atlas_core.kernels.library import KernelLibrary
 from atlas_core.vocab.errors import BudgetError, DeviceError, KernelError, UsageError
 from atlas_core.vocab.kernel import Arg, Geometry, LaunchAttrs
@@ -21,14 +21,16 @@ _DEFAULT_SHARED = 48 * 1024
 """Dynamic shared memory that a function may use without being told (CUDA programming guide, compute capabilities)."""
 
 
-def open_backend(library: KernelLibrary, ordinal: int = 0, *, threads: int | None = None) -> "CudaBackend":
+def open_backend(library: KernelLibrary, ordinal: int = 0, *, threads: int | None = None) -> GpuBackend:
     """The backend of GPU ``ordinal``, with the kernels of ``library``.
 
     Raises DeviceError without driver or GPU, KernelError when the library is for another architecture, UsageError for
     ``threads``, which only CPUs have.
     """
     if threads is not None:
-        raise UsageError("--threads is given", "kernels of a GPU choose their own", "leave it out, or choose --hardware cpu")
+        raise UsageError(
+            "--threads is given", "kernels of a GPU choose their own", "leave it out, or choose --hardware cpu"
+        )
     return CudaBackend(library, device(ordinal))
 
 
@@ -111,7 +113,9 @@ class CudaBackend:
         """See GpuBackend. Raises DeviceError for memory that ``alloc_pinned`` did not give."""
         address = ctypes.addressof(memory.obj)  # type: ignore[arg-type]  # the array made in alloc_pinned
         if address not in self._pinned:
-            raise DeviceError(f"{address:#x} cannot be freed", "it is no page-locked memory", "this is a fault of the caller")
+            raise DeviceError(
+                f"{address:#x} cannot be freed", "it is no page-locked memory", "this is a fault of the caller"
+            )
         checked(cuda.cuMemFreeHost(address), f"Freeing page-locked {address:#x}")
         self._pinned.remove(address)
 
@@ -145,7 +149,10 @@ class CudaBackend:
 
     def copy_d2d_async(self, source: int, target: int, nbytes: int, stream: Any) -> None:
         """See GpuBackend."""
-        checked(cuda.cuMemcpyDtoDAsync(target, source, nbytes, stream), f"Copying {nbytes} bytes from {source:#x} to {target:#x}")
+        checked(
+            cuda.cuMemcpyDtoDAsync(target, source, nbytes, stream),
+            f"Copying {nbytes} bytes from {source:#x} to {target:#x}",
+        )
 
     def memset_async(self, target: int, value: int, nbytes: int, stream: Any) -> None:
         """See GpuBackend."""
@@ -159,7 +166,9 @@ class CudaBackend:
         key = str(compiled.path)
         if key not in self._modules:
             self._modules[key] = checked(cuda.cuModuleLoadData(compiled.path.read_bytes()), f"Loading {compiled.path}")
-        function = checked(cuda.cuModuleGetFunction(self._modules[key], entry.encode()), f"Finding {entry} in {compiled.path}")
+        function = checked(
+            cuda.cuModuleGetFunction(self._modules[key], entry.encode()), f"Finding {entry} in {compiled.path}"
+        )
         what, attribute = f"Asking {entry} for its needs", cuda.CUfunction_attribute
         # One division of L1 and shared memory for all: a processor that must change it first runs empty, and kernels of
         # different needs could not overlap.
@@ -185,8 +194,14 @@ class CudaBackend:
         config.numAttrs = len(config.attrs)
         return CudaLaunch(kernel, geometry, tuple(args), attrs, config, PackedArguments(args))
 
-    def enqueue(self, launch: CudaLaunch, stream: Any) -> None:
-        """See GpuBackend."""
+    def enqueue(self, launch: Launch, stream: Any) -> None:
+        """See GpuBackend. Raises DeviceError for a launch that another backend prepared."""
+        if not isinstance(launch, CudaLaunch):
+            raise DeviceError(
+                f"{launch.description} is no CUDA launch",
+                "another backend prepared it",
+                "this is a fault of the caller",
+            )
         launch.config.hStream = stream
         (status,) = cuda.cuLaunchKernelEx(launch.config, launch.kernel.function, launch.packed.address, 0)
         if status != cuda.CUresult.CUDA_SUCCESS:
@@ -198,7 +213,10 @@ class CudaBackend:
         if nbytes <= self._shared.get(key, _DEFAULT_SHARED - kernel.static_shared):
             return
         which = cuda.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        checked(cuda.cuFuncSetAttribute(kernel.function, which, nbytes), f"Allowing {kernel.title} {nbytes} bytes of shared memory")
+        checked(
+            cuda.cuFuncSetAttribute(kernel.function, which, nbytes),
+            f"Allowing {kernel.title} {nbytes} bytes of shared memory",
+        )
         self._shared[key] = nbytes
 
     # Streams, events, graphs
@@ -214,7 +232,9 @@ class CudaBackend:
     def create_event(self, *, timing: bool = False) -> Any:
         """See GpuBackend."""
         flags = cuda.CUevent_flags
-        return checked(cuda.cuEventCreate(flags.CU_EVENT_DEFAULT if timing else flags.CU_EVENT_DISABLE_TIMING), "Creating an event")
+        return checked(
+            cuda.cuEventCreate(flags.CU_EVENT_DEFAULT if timing else flags.CU_EVENT_DISABLE_TIMING), "Creating an event"
+        )
 
     def record_event(self, event: Any, stream: Any) -> None:
         """See GpuBackend."""

@@ -71,8 +71,13 @@ def device(ordinal: int) -> Device:
     initialise()
     handle = checked(cuda.cuDeviceGet(ordinal), f"There is no GPU {ordinal}")
     name = checked(cuda.cuDeviceGetName(256, handle), f"Asking GPU {ordinal} for its name")
-    major, minor = cuda.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, cuda.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR
-    capability = tuple(int(checked(cuda.cuDeviceGetAttribute(a, handle), f"Asking GPU {ordinal} for its kind")) for a in (major, minor))
+    major, minor = (
+        cuda.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
+        cuda.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
+    )
+    capability = tuple(
+        int(checked(cuda.cuDeviceGetAttribute(a, handle), f"Asking GPU {ordinal} for its kind")) for a in (major, minor)
+    )
     return Device(ordinal, name.split(b"\0", 1)[0].decode(), (capability[0], capability[1]), handle)
 
 

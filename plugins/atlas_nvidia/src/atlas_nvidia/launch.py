@@ -32,7 +32,9 @@ def check_arguments(kernel: str, params: Sequence[Param], args: Sequence[Arg]) -
     """Raise KernelError naming the parameter whose argument is missing, of another kind or out of range."""
     if len(args) != len(params):
         names = ", ".join(param.name for param in params)
-        raise KernelError(f"{kernel} takes {len(params)} arguments and got {len(args)}", f"its parameters are {names}", _FAULT)
+        raise KernelError(
+            f"{kernel} takes {len(params)} arguments and got {len(args)}", f"its parameters are {names}", _FAULT
+        )
     for param, arg in zip(params, args, strict=True):
         if arg.kind != param.kind:
             raise KernelError(f"{param.name} of {kernel} is {param.type}", f"the argument is {arg.kind}", _FAULT)
@@ -55,7 +57,9 @@ class Limits:
     cluster: int
 
 
-def check_geometry(kernel: str, geometry: Geometry, attrs: LaunchAttrs, limits: Limits, threads: int, static: int) -> None:
+def check_geometry(
+    kernel: str, geometry: Geometry, attrs: LaunchAttrs, limits: Limits, threads: int, static: int
+) -> None:
     """Raise KernelError when the geometry exceeds the device, ``threads`` (what the kernel was compiled for) or its cluster.
 
     ``static`` is the shared memory that the kernel has by itself, in bytes.
@@ -65,11 +69,26 @@ def check_geometry(kernel: str, geometry: Geometry, attrs: LaunchAttrs, limits: 
     cluster = attrs.cluster or (1, 1, 1)
     problems = [
         (count > min(threads, limits.threads), f"{count} threads a block, at most {min(threads, limits.threads)}"),
-        (any(b < 1 or b > most for b, most in zip(block, limits.block, strict=True)), f"block {block}, at most {limits.block}"),
-        (any(g < 1 or g > most for g, most in zip(grid, limits.grid, strict=True)), f"grid {grid}, from 1 to {limits.grid}"),
-        (geometry.shared + static > limits.shared, f"{geometry.shared + static} bytes of shared memory, at most {limits.shared}"),
-        (cluster[0] * cluster[1] * cluster[2] > limits.cluster, f"clusters of {cluster}, at most {limits.cluster} blocks"),
-        (any(g % c for g, c in zip(grid, cluster, strict=True)), f"grid {grid} is no multiple of the cluster {cluster}"),
+        (
+            any(b < 1 or b > most for b, most in zip(block, limits.block, strict=True)),
+            f"block {block}, at most {limits.block}",
+        ),
+        (
+            any(g < 1 or g > most for g, most in zip(grid, limits.grid, strict=True)),
+            f"grid {grid}, from 1 to {limits.grid}",
+        ),
+        (
+            geometry.shared + static > limits.shared,
+            f"{geometry.shared + static} bytes of shared memory, at most {limits.shared}",
+        ),
+        (
+            cluster[0] * cluster[1] * cluster[2] > limits.cluster,
+            f"clusters of {cluster}, at most {limits.cluster} blocks",
+        ),
+        (
+            any(g % c for g, c in zip(grid, cluster, strict=True)),
+            f"grid {grid} is no multiple of the cluster {cluster}",
+        ),
     ]
     for wrong, text in problems:
         if wrong:

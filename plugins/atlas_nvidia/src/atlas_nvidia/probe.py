@@ -30,5 +30,7 @@ def _probe(wanted: tuple[int, int] | None) -> Verdict:
         return Verdict.no("the driver sees no GPU")
     if wanted is None or any(device.capability == wanted for device in found):
         return Verdict.yes(RANK, *(f"{device.name} ({device.arch})" for device in found))
-    names = ", ".join(f"{device.name} of compute capability {device.capability[0]}.{device.capability[1]}" for device in found)
+    names = ", ".join(
+        f"{device.name} of compute capability {device.capability[0]}.{device.capability[1]}" for device in found
+    )
     return Verdict.no(f"kernels are for compute capability {wanted[0]}.{wanted[1]}, and this machine has {names}")

@@ -125,7 +125,9 @@ class Decode(_Attention):
         if need.max_query != 1:
             reasons.append(f"sequences bring up to {need.max_query} tokens, and it takes one")
         if self._shared() > shared_limit(need):
-            reasons.append(f"it needs {self._shared()} bytes of shared memory, and {need.arch} has {shared_limit(need)}")
+            reasons.append(
+                f"it needs {self._shared()} bytes of shared memory, and {need.arch} has {shared_limit(need)}"
+            )
         return reasons
 
     def bind(self, need: OpNeed, context: BindContext) -> Sequence[Launch]:

@@ -46,9 +46,13 @@ class Implementation:
         """See OpImplementation."""
         return {}
 
-    def pack(self, packing: str, layout: StorageLayout, shape: tuple[int, ...], data: bytes | memoryview) -> bytes | np.ndarray:
+    def pack(
+        self, packing: str, layout: StorageLayout, shape: tuple[int, ...], data: bytes | memoryview
+    ) -> bytes | np.ndarray:
         """See OpImplementation. Raises KernelError: there is no packing but the stored one."""
-        raise KernelError(f"{self.name} has no packing {packing}", "it reads weights as stored", "this is a fault of the caller")
+        raise KernelError(
+            f"{self.name} has no packing {packing}", "it reads weights as stored", "this is a fault of the caller"
+        )
 
     def kv_layouts(self, need: OpNeed) -> Sequence[KVLayout]:
         """See OpImplementation."""
@@ -78,7 +82,9 @@ def not_fast(need: OpNeed) -> list[str]:
 def not_bf16(need: OpNeed, *operands: str) -> list[str]:
     """Refusals of activations that are not bf16."""
     return [
-        f"{name} is {need.operands[name].dtype.value}, not bf16" for name in operands if need.operands[name].dtype is not DType.BF16
+        f"{name} is {need.operands[name].dtype.value}, not bf16"
+        for name in operands
+        if need.operands[name].dtype is not DType.BF16
     ]
 
 

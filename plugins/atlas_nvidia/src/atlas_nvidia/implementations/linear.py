@@ -82,7 +82,9 @@ class Streamed(_Linear):
         if need.operands["x"].shape[0] > self.columns:
             reasons.append(f"it takes at most {self.columns} tokens, not {need.operands['x'].shape[0]}")
         elif self._shared(need) > shared_limit(need):
-            reasons.append(f"it needs {self._shared(need)} bytes of shared memory, and {need.arch} has {shared_limit(need)}")
+            reasons.append(
+                f"it needs {self._shared(need)} bytes of shared memory, and {need.arch} has {shared_limit(need)}"
+            )
         return reasons
 
     def bind(self, need: OpNeed, context: BindContext) -> Sequence[Launch]:
@@ -118,7 +120,9 @@ class Tiled(_Linear):
         """See Implementation."""
         reasons = super().refusals(need)
         if self._shared() > shared_limit(need):
-            reasons.append(f"its tiles need {self._shared()} bytes of shared memory, and {need.arch} has {shared_limit(need)}")
+            reasons.append(
+                f"its tiles need {self._shared()} bytes of shared memory, and {need.arch} has {shared_limit(need)}"
+            )
         return reasons
 
     def bind(self, need: OpNeed, context: BindContext) -> Sequence[Launch]:

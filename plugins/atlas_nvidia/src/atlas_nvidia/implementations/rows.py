@@ -63,7 +63,13 @@ class Embed(TakeRows):
 
     def refusals(self, need: OpNeed) -> list[str]:
         """See Implementation."""
-        return [*not_fast(need), *not_bf16(need, "y"), *not_stored(need, "weight", "bf16"), *ragged(need, "y"), *unbounded(need, "y")]
+        return [
+            *not_fast(need),
+            *not_bf16(need, "y"),
+            *not_stored(need, "weight", "bf16"),
+            *ragged(need, "y"),
+            *unbounded(need, "y"),
+        ]
 
 
 class GatherRows(TakeRows):
@@ -85,7 +91,12 @@ class Elementwise(Implementation):
 
     def refusals(self, need: OpNeed) -> list[str]:
         """See Implementation."""
-        return [*not_fast(need), *not_bf16(need, self.first, self.second, "y"), *ragged(need, "y"), *unbounded(need, "y")]
+        return [
+            *not_fast(need),
+            *not_bf16(need, self.first, self.second, "y"),
+            *ragged(need, "y"),
+            *unbounded(need, "y"),
+        ]
 
     def bind(self, need: OpNeed, context: BindContext) -> Sequence[Launch]:
         """See OpImplementation."""

@@ -1,4 +1,4 @@
-// Ops without sums, 8 elements a thread: rows of an embedding or of a hidden state, sums, SwiGLU. Grids cover the bucket.
+// Ops on rows, 8 elements a thread: rows of an embedding or of a hidden state, sums, SwiGLU. Grids cover the bucket.
 #include "device.cuh"
 
 using namespace atlas;
@@ -24,7 +24,8 @@ __device__ void store(uint16_t* y, int64_t element, const uint4& v) { *reinterpr
 
 // y[row] = table[index[row]]; the index is a token id (embed) or a row of the step (gather_rows).
 extern "C" __global__ void __launch_bounds__(256)
-take_rows(const int32_t* counts, int32_t live_word, const int32_t* index, const uint16_t* table, uint16_t* y, int32_t width) {
+take_rows(const int32_t* counts, int32_t live_word, const int32_t* index, const uint16_t* table, uint16_t* y,
+          int32_t width) {
     wait_for_predecessor();
     const Place p = place(counts[live_word], width);
     if (p.live) store(y, p.element, load16(table + static_cast<int64_t>(index[p.row]) * width + p.column));
@@ -53,13 +54,15 @@ bias_add(const int32_t* counts, int32_t live_word, const uint16_t* x, const void
     unpack(load16(x + p.element), a);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-        a[i] += bias_f32 ? static_cast<const float*>(bias)[p.column + i] : widen(static_cast<const uint16_t*>(bias)[p.column + i]);
+        const int k = p.column + i;
+        a[i] += bias_f32 ? static_cast<const float*>(bias)[k] : widen(static_cast<const uint16_t*>(bias)[k]);
     }
     store(y, p.element, pack8(a));
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-silu_mul(const int32_t* counts, int32_t live_word, const uint16_t* gate, const uint16_t* up, uint16_t* y, int32_t width) {
+silu_mul(const int32_t* counts, int32_t live_word, const uint16_t* gate, const uint16_t* up, uint16_t* y,
+         int32_t width) {
     wait_for_predecessor();
     const Place p = place(counts[live_word], width);
     if (!p.live) return;

@@ -1,12 +1,13 @@
 // Products of a weight [rows, width] with a few columns (tokens), bound by the speed at which weights arrive.
 //
-// Weights are the left matrix of m16n8k16, so up to 8 tokens cost what one does. A lane copies 16 bytes of row g and of row
-// g+8 and later reads just these from shared memory into the registers that the instruction wants: this permutes the summed
-// dimension, which is harmless because the columns are read with the same permutation. Every warp keeps GEMV_DEPTH chunks of
-// 64 weights of 16 rows in flight, over the borders of tiles; the first are asked for before the predecessor has ended.
+// Weights are the left matrix of m16n8k16, so up to 8 tokens cost what one does. A lane copies 16 bytes of row g and
+// of row g+8 and later reads just these from shared memory into the registers that the instruction wants: this
+// permutes the summed dimension, which is harmless because the columns are read with the same permutation. Every warp
+// keeps GEMV_DEPTH chunks of 64 weights of 16 rows in flight, over the borders of tiles; the first are asked for
+// before the predecessor has ended.
 //
-// A ring of registers does not work: loads share six scoreboards, so that waiting for one waits for later ones too. Neither
-// does room for two blocks a processor: admitted early, blocks pile up on the processors that become free first.
+// A ring of registers does not work: loads share six scoreboards, so that waiting for one waits for later ones too.
+// Neither does room for two blocks a processor: admitted early, blocks pile up where there is room first.
 #pragma once
 #include "device.cuh"
 
@@ -28,8 +29,8 @@ __host__ __device__ constexpr int gemv_shared(int column_tiles) {
     return RING_BYTES + 2 * GEMV_WARPS * TILE_ROWS * 8 * column_tiles * static_cast<int>(sizeof(float));
 }
 
-// Where a lane is in the chunks of its warp, tile after tile. The warps of a block share out a row in 8 runs; a warp without
-// a chunk of its own takes one of zeros, so that all warps meet at the end of every tile.
+// Where a lane is in the chunks of its warp, tile after tile. The warps of a block share out a row in 8 runs; a warp
+// without a chunk of its own takes one of zeros, so that all warps meet at the end of every tile.
 struct Cursor {
     int tile, k, first_k, left, rounds;
 
@@ -52,8 +53,8 @@ struct Cursor {
     }
 };
 
-// Columns that come from memory with the weights that they meet: 128 bytes a column and chunk. Which half of them comes first
-// alternates, so that neighbouring columns are read from different banks.
+// Columns that come from memory with the weights that they meet: 128 bytes a column and chunk. Which half of them
+// comes first alternates, so that neighbouring columns are read from different banks.
 struct StreamedColumns {
     const uint16_t* x;
     unsigned char* buffer;  // [GEMV_WARPS][GEMV_DEPTH][capacity][128]
@@ -83,13 +84,13 @@ struct StreamedColumns {
 };
 
 // Rows:    (tile, i) → address of the i-th of the 16 weight rows of a tile; must be readable for every i.
-// Begin:   () → void, waits for the predecessor and prepares the columns; runs once, after the first copies are under way.
+// Begin:   () → void, waits for the predecessor and prepares the columns; runs once, behind the first copies.
 // Columns: StreamedColumns, or with STREAMED false anything that reads them from shared memory.
-// Ahead:   (tile, i, column) → any value that Store will want for that place; asked for while the tile is still summed.
+// Ahead:   (tile, i, column) → any value that Store will want for that place; asked for long before.
 // Store:   (tile, i, column, a, b, ahead) → void, with the finished sums of rows i and i+8, i < 8.
 template <int COLUMN_TILES, class Rows, class Begin, class Columns, class Ahead, class Store>
-__device__ inline void gemv(int tiles, int width, unsigned char* shared, Rows rows, Begin begin, Columns& columns, Ahead ahead,
-                            Store store) {
+__device__ inline void gemv(int tiles, int width, unsigned char* shared, Rows rows, Begin begin, Columns& columns,
+                            Ahead ahead, Store store) {
     constexpr int COLUMNS = 8 * COLUMN_TILES;
     static_assert(8 * COLUMNS <= GEMV_THREADS, "a thread finishes one pair of sums at most");
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, group = lane / 4;
@@ -108,7 +109,10 @@ __device__ inline void gemv(int tiles, int width, unsigned char* shared, Rows ro
         copy_weights(to + 512, upper + (second ? k + 32 : 0), second);
         copy_weights(to + 1024, lower + (first ? k : 0), first);
         copy_weights(to + 1536, lower + (second ? k + 32 : 0), second);
-        if (weights.advance() && weights.tile < tiles) upper = rows(weights.tile, group), lower = rows(weights.tile, group + 8);
+        if (weights.advance() && weights.tile < tiles) {
+            upper = rows(weights.tile, group);
+            lower = rows(weights.tile, group + 8);
+        }
     };
     auto fetch_columns = [&](int slot) {
         if constexpr (Columns::STREAMED) {
@@ -120,7 +124,7 @@ __device__ inline void gemv(int tiles, int width, unsigned char* shared, Rows ro
     };
     for (int d = 0; d < GEMV_DEPTH; ++d) fetch_weights(d);
     begin();
-    // Groups complete in order: the first one holds all the weights so far, which is why the loop below needs no other start.
+    // Groups complete in order, and the first one holds all the weights so far: the loop below needs no other start.
     for (int d = 0; d < GEMV_DEPTH; ++d) {
         fetch_columns(d);
         commit_copies();

@@ -1,6 +1,6 @@
-// y = x · weightᵀ (+ residual) for many tokens: tiles of TILE_M tokens and TILE_N weight rows on the tensor cores, three stages of
-// 64 summed elements in shared memory. Rows of 128 bytes are swizzled by 16-byte pieces, so that neither the copies nor
-// ldmatrix meet bank conflicts.
+// y = x · weightᵀ (+ residual) for many tokens: tiles of TILE_M tokens and TILE_N weight rows on the tensor cores,
+// three stages of 64 summed elements in shared memory. Rows of 128 bytes are swizzled by 16-byte pieces, so that
+// neither the copies nor ldmatrix meet bank conflicts.
 #include "device.cuh"
 
 #ifndef TILE_M
@@ -19,7 +19,9 @@ constexpr int WARPS_M = 2, WARPS_N = TILE_N / 32, THREADS = WARPS_M * WARPS_N * 
 constexpr int FRAGMENTS_M = TILE_M / WARPS_M / 16, FRAGMENTS_N = 4;
 constexpr int STAGE_BYTES = (TILE_M + TILE_N) * DEPTH * 2;
 
-__device__ uint32_t piece(uint32_t tile, int row, int index) { return tile + row * DEPTH * 2 + ((index ^ (row & 7)) * 16); }
+__device__ uint32_t piece(uint32_t tile, int row, int index) {
+    return tile + row * DEPTH * 2 + ((index ^ (row & 7)) * 16);
+}
 
 // Rows [first, first + count) of a matrix of `rows` rows, columns from k on; zeros outside.
 template <int COUNT>
@@ -28,15 +30,16 @@ __device__ void fetch(uint32_t tile, const uint16_t* matrix, int first, int rows
     for (int e = threadIdx.x; e < COUNT * PIECES; e += THREADS) {
         const int row = e / PIECES, index = e % PIECES, column = k + index * 8;
         const bool valid = first + row < rows && column < width;
-        copy_async(piece(tile, row, index), valid ? matrix + static_cast<int64_t>(first + row) * width + column : matrix, valid);
+        const int64_t element = valid ? static_cast<int64_t>(first + row) * width + column : 0;
+        copy_async(piece(tile, row, index), matrix + element, valid);
     }
 }
 
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-linear_gemm(const int32_t* counts, int32_t live_word, const uint16_t* x, const uint16_t* weight, const uint16_t* residual, void* y,
-            int32_t rows, int32_t width, int32_t y_f32) {
+linear_gemm(const int32_t* counts, int32_t live_word, const uint16_t* x, const uint16_t* weight,
+            const uint16_t* residual, void* y, int32_t rows, int32_t width, int32_t y_f32) {
     extern __shared__ __align__(128) unsigned char shared[];
     wait_for_predecessor();
     const int live = counts[live_word], m0 = blockIdx.x * TILE_M, n0 = blockIdx.y * TILE_N;
@@ -65,7 +68,9 @@ linear_gemm(const int32_t* counts, int32_t live_word, const uint16_t* x, const u
         for (int k = 0; k < DEPTH / 16; ++k) {
             uint32_t a[FRAGMENTS_M][4], b[FRAGMENTS_N / 2][4];
 #pragma unroll
-            for (int i = 0; i < FRAGMENTS_M; ++i) load_matrix(a[i], piece(a_tile, warp_m + i * 16 + lane % 16, 2 * k + lane / 16));
+            for (int i = 0; i < FRAGMENTS_M; ++i) {
+                load_matrix(a[i], piece(a_tile, warp_m + i * 16 + lane % 16, 2 * k + lane / 16));
+            }
 #pragma unroll
             for (int j = 0; j < FRAGMENTS_N / 2; ++j) {
                 load_matrix(b[j], piece(b_tile, warp_n + j * 16 + lane / 16 * 8 + lane % 8, 2 * k + lane / 8 % 2));

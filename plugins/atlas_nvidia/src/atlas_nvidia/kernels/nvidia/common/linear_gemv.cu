@@ -8,13 +8,15 @@
 using namespace atlas;
 
 extern "C" __global__ void __launch_bounds__(GEMV_THREADS, 2)
-linear_gemv(const int32_t* counts, int32_t live_word, const uint16_t* x, const uint16_t* weight, const uint16_t* residual, void* y,
-            int32_t rows, int32_t width, int32_t capacity, int32_t y_f32) {
+linear_gemv(const int32_t* counts, int32_t live_word, const uint16_t* x, const uint16_t* weight,
+            const uint16_t* residual, void* y, int32_t rows, int32_t width, int32_t capacity, int32_t y_f32) {
     extern __shared__ __align__(16) unsigned char shared[];
     StreamedColumns columns{x, shared + gemv_shared(GEMV_COLUMN_TILES), width, capacity};
     columns.live = min(counts[live_word], capacity);
     // The two rows of a place: i and i + 8 of the tile.
-    auto element = [&](int tile, int row, int column) { return static_cast<int64_t>(column) * rows + tile * TILE_ROWS + row; };
+    auto element = [&](int tile, int row, int column) {
+        return static_cast<int64_t>(column) * rows + tile * TILE_ROWS + row;
+    };
     auto exists = [&](int tile, int row) { return tile * TILE_ROWS + row < rows; };
     struct Pair {
         uint16_t first, second;

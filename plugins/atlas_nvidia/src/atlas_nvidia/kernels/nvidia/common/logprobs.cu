@@ -8,15 +8,17 @@ constexpr int PLACES = 21;  // the sampled token and up to 20 alternatives (voca
 }
 
 extern "C" __global__ void __launch_bounds__(ROW_THREADS, 1)
-logprobs(const int32_t* counts, const float* logits, const int32_t* sampled, const int32_t* sample_row, const int32_t* row_slot,
-         const int32_t* slots, float* values, int32_t* ids, int32_t vocabulary, int32_t slot_stride) {
+logprobs(const int32_t* counts, const float* logits, const int32_t* sampled, const int32_t* sample_row,
+         const int32_t* row_slot, const int32_t* slots, float* values, int32_t* ids, int32_t vocabulary,
+         int32_t slot_stride) {
     __shared__ RowShared shared;
     wait_for_predecessor();
     const int index = blockIdx.x / ROW_BLOCKS;
     if (index >= counts[ATLAS_ROWS]) return;
     RowCluster row(shared, vocabulary);
     const int step_row = sample_row[index];
-    const int wanted = step_row < 0 ? -1 : slots[static_cast<int64_t>(row_slot[step_row]) * slot_stride + ATLAS_LOGPROBS];
+    const int64_t slot = step_row < 0 ? 0 : static_cast<int64_t>(row_slot[step_row]) * slot_stride;
+    const int wanted = step_row < 0 ? -1 : slots[slot + ATLAS_LOGPROBS];
     if (row.leader()) {
         for (int place = wanted < 0 ? 0 : 1 + wanted; place < PLACES; ++place) {
             values[index * PLACES + place] = 0.0f;
@@ -28,7 +30,9 @@ logprobs(const int32_t* counts, const float* logits, const int32_t* sampled, con
     uint64_t best = row.over<Max>([&](int id) { return candidate(mine[id], id); });
     const float largest = candidate_value(best);
     // In units of 2^-40 of the largest mass, so that the sum is exact and independent of order.
-    const uint64_t total = row.over<Sum>([&](int id) { return static_cast<uint64_t>(expf(mine[id] - largest) * 0x1p40f); });
+    const uint64_t total = row.over<Sum>([&](int id) {
+        return static_cast<uint64_t>(expf(mine[id] - largest) * 0x1p40f);
+    });
     const float log_total = static_cast<float>(log(static_cast<double>(total) * 0x1p-40));
     if (row.leader()) {
         const int token = sampled[index];

@@ -1,4 +1,4 @@
-// Norm, gate and up projections and SwiGLU in one launch, for up to 8 tokens: a tile is 8 rows of gate and the same of up.
+// Norm, gate and up projections and SwiGLU in one launch, for up to 8 tokens. A tile is 8 rows of gate, 8 of up.
 #include "gemv.cuh"
 
 using namespace atlas;

@@ -22,16 +22,18 @@ __device__ Tile locate(int tile, int tiles_per_head, int q_heads, int kv_heads) 
 
 extern "C" __global__ void __launch_bounds__(GEMV_THREADS, 2)
 norm_qkv_rope_append(const int32_t* counts, const uint16_t* x, const void* norm_weight, const uint16_t* q_weight,
-                     const uint16_t* k_weight, const uint16_t* v_weight, const float* inv_freq, const int32_t* positions,
-                     const int32_t* token_row, const int32_t* row_slot, const int32_t* slots, uint16_t* cache, uint16_t* q,
-                     int32_t width, int32_t q_heads, int32_t kv_heads, int32_t head_dim, int32_t page_tokens, int32_t slot_stride,
-                     int32_t table_offset, int32_t capacity, float eps, float rope_scale, int32_t norm_f32) {
+                     const uint16_t* k_weight, const uint16_t* v_weight, const float* inv_freq,
+                     const int32_t* positions, const int32_t* token_row, const int32_t* row_slot, const int32_t* slots,
+                     uint16_t* cache, uint16_t* q, int32_t width, int32_t q_heads, int32_t kv_heads, int32_t head_dim,
+                     int32_t page_tokens, int32_t slot_stride, int32_t table_offset, int32_t capacity, float eps,
+                     float rope_scale, int32_t norm_f32) {
     extern __shared__ __align__(16) unsigned char shared[];
     NormColumns norm = norm_columns(shared, width, capacity);
     const int half = head_dim / 2, tiles_per_head = half / 8;
     norm.live = min(counts[ATLAS_TOKENS], capacity);
     int64_t* place = reinterpret_cast<int64_t*>(norm.partial + GEMV_WARPS * MAX_NORM_COLUMNS);  // [capacity]
-    float2* turn = reinterpret_cast<float2*>(place + capacity);                               // [capacity][half]: sine, cosine
+    // Sine and cosine, [capacity][half].
+    float2* turn = reinterpret_cast<float2*>(place + capacity);
     gemv<1>(
         tiles_per_head * (q_heads + 2 * kv_heads), width, shared,
         [&](int tile, int i) {

@@ -1,9 +1,9 @@
 // Attention of one query a sequence over pages (flash decoding; Dao et al., 2023).
 //
-// A cluster owns one sequence and up to GROUP query heads of one key head; its blocks share out the keys, 16 at a time to each
-// warp, and combine through distributed shared memory: no second launch, no counters in memory. Scores are tensor-core
-// products with keys as the left matrix (the summed dimension is permuted as in gemv.cuh). Each lane copies the keys and values
-// that it will use itself to shared memory, STAGES tiles ahead.
+// A cluster owns one sequence and up to GROUP query heads of one key head; its blocks share out the keys, 16 at a
+// time to each warp, and combine through distributed shared memory: no second launch, no counters in memory. Scores
+// are tensor-core products with keys as the left matrix (the summed dimension is permuted as in gemv.cuh). Each lane
+// copies the keys and values that it will use itself to shared memory, STAGES tiles ahead.
 #include <cooperative_groups.h>
 
 #include "device.cuh"
@@ -42,13 +42,13 @@ struct Shared {
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-paged_decode(const int32_t* counts, const uint16_t* q, const int32_t* cu_q, const int32_t* row_slot, const int32_t* slots,
-             const uint16_t* cache, uint16_t* y, int32_t q_heads, int32_t kv_heads, int32_t page_tokens, int32_t slot_stride,
-             int32_t table_offset, int32_t window, float scale) {
+paged_decode(const int32_t* counts, const uint16_t* q, const int32_t* cu_q, const int32_t* row_slot,
+             const int32_t* slots, const uint16_t* cache, uint16_t* y, int32_t q_heads, int32_t kv_heads,
+             int32_t page_tokens, int32_t slot_stride, int32_t table_offset, int32_t window, float scale) {
     extern __shared__ __align__(16) unsigned char raw[];
     Shared& shared = *reinterpret_cast<Shared*>(raw);
-    // Slots are written by step_begin, which is long done (device.cuh); of the pages, only the last key is new. Successors are
-    // not admitted: clusters leave half of the processors free, and their blocks would pile up there.
+    // Slots are written by step_begin, which is long done (device.cuh); of the pages, only the last key is new.
+    // Successors are not admitted: clusters leave half of the processors free, and their blocks would pile up there.
     const int row = blockIdx.z;
     if (row >= counts[ATLAS_SEQUENCES] || cu_q[row + 1] == cu_q[row]) {
         wait_for_predecessor();
@@ -95,7 +95,8 @@ paged_decode(const int32_t* counts, const uint16_t* q, const int32_t* cu_q, cons
     }
 
     if (warp < CHUNKS) {
-        const uint16_t* from = q + (static_cast<int64_t>(token) * q_heads + first_head + group) * HEAD_DIM + warp * 32 + place * 8;
+        const int64_t head = static_cast<int64_t>(token) * q_heads + first_head + group;
+        const uint16_t* from = q + head * HEAD_DIM + warp * 32 + place * 8;
         shared.query[warp][lane] = group < heads ? load16(from) : zero16();
     }
     __syncthreads();
@@ -122,7 +123,9 @@ paged_decode(const int32_t* counts, const uint16_t* q, const int32_t* cu_q, cons
         for (int h = 0; h < 2; ++h) {
             float best = fmaxf(score[h], score[h + 2]);
 #pragma unroll
-            for (int distance = 4; distance < WARP; distance *= 2) best = fmaxf(best, __shfl_xor_sync(~0u, best, distance));
+            for (int distance = 4; distance < WARP; distance *= 2) {
+                best = fmaxf(best, __shfl_xor_sync(~0u, best, distance));
+            }
             best = fmaxf(best, top[h]);
             const float against = best == -INFINITY ? 0.0f : best;
             const float rescale = exp2f(top[h] - against);
@@ -172,7 +175,9 @@ paged_decode(const int32_t* counts, const uint16_t* q, const int32_t* cu_q, cons
 #pragma unroll
         for (int d = 0; d < 8; ++d) {
 #pragma unroll
-            for (int distance = LANES; distance < WARP; distance *= 2) out[h][d] += __shfl_xor_sync(~0u, out[h][d], distance);
+            for (int distance = LANES; distance < WARP; distance *= 2) {
+                out[h][d] += __shfl_xor_sync(~0u, out[h][d], distance);
+            }
         }
         if (lane < LANES) {
 #pragma unroll

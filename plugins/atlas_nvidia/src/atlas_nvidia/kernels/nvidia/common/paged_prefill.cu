@@ -1,8 +1,8 @@
 // Causal attention of any number of queries a sequence over pages (FlashAttention-2; Dao, 2023), on mma.sync.
 //
-// A block owns 64 queries of one head of one sequence, a warp 16 of them; keys and values pass through shared memory 64 at a
-// time, the next ones arriving while the present ones are used. Which sequence a block serves is found on the device, so
-// the grid covers any mixture of lengths: ceil(tokens / 64) + sequences tiles.
+// A block owns 64 queries of one head of one sequence, a warp 16 of them; keys and values pass through shared memory
+// 64 at a time, the next ones arriving while the present ones are used. Which sequence a block serves is found on the
+// device, so the grid covers any mixture of lengths: ceil(tokens / 64) + sequences tiles.
 #include "device.cuh"
 
 #ifndef HEAD_DIM
@@ -16,14 +16,16 @@ namespace {
 constexpr int QUERIES = 64, KEYS = 64, THREADS = 128, PIECES = HEAD_DIM / 8;
 constexpr int TILE_BYTES = KEYS * HEAD_DIM * 2;
 
-__device__ uint32_t piece(uint32_t tile, int row, int index) { return tile + row * HEAD_DIM * 2 + ((index ^ (row & 7)) * 16); }
+__device__ uint32_t piece(uint32_t tile, int row, int index) {
+    return tile + row * HEAD_DIM * 2 + ((index ^ (row & 7)) * 16);
+}
 
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-paged_prefill(const int32_t* counts, const uint16_t* q, const int32_t* cu_q, const int32_t* row_slot, const int32_t* slots,
-              const uint16_t* cache, uint16_t* y, int32_t q_heads, int32_t kv_heads, int32_t page_tokens, int32_t slot_stride,
-              int32_t table_offset, int32_t window, float scale) {
+paged_prefill(const int32_t* counts, const uint16_t* q, const int32_t* cu_q, const int32_t* row_slot,
+              const int32_t* slots, const uint16_t* cache, uint16_t* y, int32_t q_heads, int32_t kv_heads,
+              int32_t page_tokens, int32_t slot_stride, int32_t table_offset, int32_t window, float scale) {
     extern __shared__ __align__(128) unsigned char shared[];
     wait_for_predecessor();
     const int sequences = counts[ATLAS_SEQUENCES];
@@ -34,12 +36,14 @@ paged_prefill(const int32_t* counts, const uint16_t* q, const int32_t* cu_q, con
         tile -= tiles;
     }
     if (row == sequences) return;
-    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, head = blockIdx.y, kv_head = head / (q_heads / kv_heads);
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    const int head = blockIdx.y, kv_head = head / (q_heads / kv_heads);
     const int32_t* slot = slots + static_cast<int64_t>(row_slot[row]) * slot_stride;
     const int start = slot[ATLAS_POSITION], queries = cu_q[row + 1] - cu_q[row], first_query = tile * QUERIES;
     const int length = start + min(first_query + QUERIES, queries);
     // Pages that no query looks at any more may have been given away.
-    const int oldest_key = window > 0 ? max(0, start + first_query - window + 1) : 0, first_key = oldest_key / KEYS * KEYS;
+    const int oldest_key = window > 0 ? max(0, start + first_query - window + 1) : 0;
+    const int first_key = oldest_key / KEYS * KEYS;
     const uint32_t base = shared_address(shared);
 
     auto fetch = [&](int key, int stage) {
@@ -49,10 +53,11 @@ paged_prefill(const int32_t* counts, const uint16_t* q, const int32_t* cu_q, con
                 const bool valid = position >= oldest_key && position < length;
                 const int page = valid ? slot[table_offset + position / page_tokens] : 0;
                 const int inside = position % page_tokens;
-                const uint16_t* k = cache + page_element(page, 0, kv_head, inside, kv_heads, page_tokens, HEAD_DIM) + index * 8;
-                const uint16_t* v = cache + page_element(page, 1, kv_head, inside, kv_heads, page_tokens, HEAD_DIM) + index * 8;
-                copy_async(piece(base + 2 * stage * TILE_BYTES, at, index), valid ? k : cache, valid);
-                copy_async(piece(base + (2 * stage + 1) * TILE_BYTES, at, index), valid ? v : cache, valid);
+                const uint16_t* k = cache + page_element(page, 0, kv_head, inside, kv_heads, page_tokens, HEAD_DIM);
+                const uint16_t* v = cache + page_element(page, 1, kv_head, inside, kv_heads, page_tokens, HEAD_DIM);
+                const uint32_t k_tile = base + 2 * stage * TILE_BYTES, v_tile = k_tile + TILE_BYTES;
+                copy_async(piece(k_tile, at, index), valid ? k + index * 8 : cache, valid);
+                copy_async(piece(v_tile, at, index), valid ? v + index * 8 : cache, valid);
             }
         }
         commit_copies();
@@ -66,7 +71,8 @@ paged_prefill(const int32_t* counts, const uint16_t* q, const int32_t* cu_q, con
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             const int index = mine[i % 2];
-            const uint16_t* from = q + (static_cast<int64_t>(cu_q[row] + index) * q_heads + head) * HEAD_DIM + k * 16 + i / 2 * 8 + lane % 4 * 2;
+            const int64_t vector = static_cast<int64_t>(cu_q[row] + index) * q_heads + head;
+            const uint16_t* from = q + vector * HEAD_DIM + k * 16 + i / 2 * 8 + lane % 4 * 2;
             query[k][i] = index < queries ? *reinterpret_cast<const uint32_t*>(from) : 0;
         }
     }
@@ -128,7 +134,8 @@ paged_prefill(const int32_t* counts, const uint16_t* q, const int32_t* cu_q, con
 #pragma unroll
         for (int j = 0; j < KEYS / 16; ++j) {
             const uint32_t a0 = pack(score[2 * j][0], score[2 * j][1]), a1 = pack(score[2 * j][2], score[2 * j][3]);
-            const uint32_t a2 = pack(score[2 * j + 1][0], score[2 * j + 1][1]), a3 = pack(score[2 * j + 1][2], score[2 * j + 1][3]);
+            const uint32_t a2 = pack(score[2 * j + 1][0], score[2 * j + 1][1]);
+            const uint32_t a3 = pack(score[2 * j + 1][2], score[2 * j + 1][3]);
 #pragma unroll
             for (int d = 0; d < HEAD_DIM / 16; ++d) {
                 uint32_t b[4];
@@ -148,7 +155,8 @@ paged_prefill(const int32_t* counts, const uint16_t* q, const int32_t* cu_q, con
         uint16_t* to = y + (static_cast<int64_t>(cu_q[row] + mine[half]) * q_heads + head) * HEAD_DIM;
 #pragma unroll
         for (int d = 0; d < HEAD_DIM / 8; ++d) {
-            *reinterpret_cast<uint32_t*>(to + d * 8 + lane % 4 * 2) = pack(out[d][2 * half] / total[half], out[d][2 * half + 1] / total[half]);
+            *reinterpret_cast<uint32_t*>(to + d * 8 + lane % 4 * 2) =
+                pack(out[d][2 * half] / total[half], out[d][2 * half + 1] / total[half]);
         }
     }
 }

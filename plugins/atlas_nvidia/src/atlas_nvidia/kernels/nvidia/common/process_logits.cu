@@ -1,4 +1,4 @@
-// Bias, mask and penalties, CHUNK tokens of one row a block. Products and sums are rounded one by one, as the reference does.
+// Bias, mask and penalties, CHUNK tokens of one row a block. Every operation is rounded by itself, as in the reference.
 #include "device.cuh"
 
 using namespace atlas;
@@ -8,8 +8,9 @@ constexpr int CHUNK = 2048, PROMPT_BIT = 1 << 30;
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-process_logits(const int32_t* counts, const float* logits, const int32_t* sample_row, const int32_t* row_slot, const int32_t* slots,
-               const int32_t* penalty, const uint32_t* mask, float* y, int32_t vocabulary, int32_t slot_stride, int32_t bias_start) {
+process_logits(const int32_t* counts, const float* logits, const int32_t* sample_row, const int32_t* row_slot,
+               const int32_t* slots, const int32_t* penalty, const uint32_t* mask, float* y, int32_t vocabulary,
+               int32_t slot_stride, int32_t bias_start) {
     __shared__ float value[CHUNK];
     wait_for_predecessor();
     const int index = blockIdx.y, first = blockIdx.x * CHUNK, end = min(first + CHUNK, vocabulary);
@@ -31,8 +32,9 @@ process_logits(const int32_t* counts, const float* logits, const int32_t* sample
         if (id >= first && id < end) atomicAdd(&value[id - first], __int_as_float(pairs[2 * pair + 1]));
     }
     __syncthreads();
-    const uint32_t* words = slot[ATLAS_MASK] ? mask + static_cast<int64_t>(slot_index) * ((vocabulary + 31) / 32) : nullptr;
-    const int32_t* seen = slot[ATLAS_PENALTY_ROW] >= 0 ? penalty + static_cast<int64_t>(slot[ATLAS_PENALTY_ROW]) * vocabulary : nullptr;
+    const int64_t mask_row = slot_index, penalty_row = slot[ATLAS_PENALTY_ROW];
+    const uint32_t* words = slot[ATLAS_MASK] ? mask + mask_row * ((vocabulary + 31) / 32) : nullptr;
+    const int32_t* seen = penalty_row >= 0 ? penalty + penalty_row * vocabulary : nullptr;
     const float repetition = __int_as_float(slot[ATLAS_REPETITION]), frequency = __int_as_float(slot[ATLAS_FREQUENCY]);
     const float presence = __int_as_float(slot[ATLAS_PRESENCE]);
     for (int id = first + threadIdx.x; id < end; id += blockDim.x) {

@@ -4,8 +4,8 @@
 using namespace atlas;
 
 extern "C" __global__ void __launch_bounds__(256)
-rms_norm(const int32_t* counts, int32_t live_word, const uint16_t* x, const void* weight, uint16_t* y, int32_t width, float eps,
-         int32_t weight_f32) {
+rms_norm(const int32_t* counts, int32_t live_word, const uint16_t* x, const void* weight, uint16_t* y, int32_t width,
+         float eps, int32_t weight_f32) {
     __shared__ float partial[8];
     wait_for_predecessor();
     const int row = blockIdx.x;
@@ -30,8 +30,9 @@ rms_norm(const int32_t* counts, int32_t live_word, const uint16_t* x, const void
         unpack(load16(from + k), v);
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
-            const float w = weight_f32 ? static_cast<const float*>(weight)[k + i] : widen(static_cast<const uint16_t*>(weight)[k + i]);
-            v[i] *= factor * w;
+            const float* wide = static_cast<const float*>(weight);
+            const uint16_t* half = static_cast<const uint16_t*>(weight);
+            v[i] *= factor * (weight_f32 ? wide[k + i] : widen(half[k + i]));
         }
         *reinterpret_cast<uint4*>(y + static_cast<int64_t>(row) * width + k) = pack8(v);
     }

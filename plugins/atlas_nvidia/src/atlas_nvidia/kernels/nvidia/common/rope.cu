@@ -5,8 +5,8 @@ using namespace atlas;
 
 // One thread a pair (i, i + half) of one head of one token; dimensions behind the rotated part are copied.
 extern "C" __global__ void __launch_bounds__(256)
-rope(const int32_t* counts, const uint16_t* x, const int32_t* positions, const float* inv_freq, uint16_t* y, int32_t heads,
-     int32_t head_dim, int32_t half, float scale) {
+rope(const int32_t* counts, const uint16_t* x, const int32_t* positions, const float* inv_freq, uint16_t* y,
+     int32_t heads, int32_t head_dim, int32_t half, float scale) {
     wait_for_predecessor();
     const int pairs = head_dim - half;  // rotated pairs, then single dimensions
     const int64_t index = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
@@ -29,9 +29,9 @@ rope(const int32_t* counts, const uint16_t* x, const int32_t* positions, const f
 
 // 8 elements of keys and of values a thread. The layer's pages start at cache.
 extern "C" __global__ void __launch_bounds__(256)
-kv_append(const int32_t* counts, const uint16_t* k, const uint16_t* v, const int32_t* positions, const int32_t* token_row,
-          const int32_t* row_slot, const int32_t* slots, uint16_t* cache, int32_t kv_heads, int32_t head_dim,
-          int32_t page_tokens, int32_t slot_stride, int32_t table_offset) {
+kv_append(const int32_t* counts, const uint16_t* k, const uint16_t* v, const int32_t* positions,
+          const int32_t* token_row, const int32_t* row_slot, const int32_t* slots, uint16_t* cache, int32_t kv_heads,
+          int32_t head_dim, int32_t page_tokens, int32_t slot_stride, int32_t table_offset) {
     wait_for_predecessor();
     const int width = kv_heads * head_dim;
     const int64_t index = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * 8;
@@ -42,6 +42,8 @@ kv_append(const int32_t* counts, const uint16_t* k, const uint16_t* v, const int
     const int64_t slot = static_cast<int64_t>(row_slot[token_row[token]]) * slot_stride;
     const int page = slots[slot + table_offset + position / page_tokens];
     const int place = position % page_tokens;
-    *reinterpret_cast<uint4*>(cache + page_element(page, 0, head, place, kv_heads, page_tokens, head_dim) + dim) = load16(k + index);
-    *reinterpret_cast<uint4*>(cache + page_element(page, 1, head, place, kv_heads, page_tokens, head_dim) + dim) = load16(v + index);
+    uint16_t* key = cache + page_element(page, 0, head, place, kv_heads, page_tokens, head_dim) + dim;
+    uint16_t* value = cache + page_element(page, 1, head, place, kv_heads, page_tokens, head_dim) + dim;
+    *reinterpret_cast<uint4*>(key) = load16(k + index);
+    *reinterpret_cast<uint4*>(value) = load16(v + index);
 }

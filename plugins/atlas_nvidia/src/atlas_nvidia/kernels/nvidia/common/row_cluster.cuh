@@ -1,5 +1,5 @@
-// Reductions over one row of logits that a cluster of blocks shares out: each block has a contiguous range of token ids.
-// Everything that is summed or compared is an integer, so that results do not depend on the order of arrival.
+// Reductions over one row of logits that a cluster of blocks shares out: each block has a contiguous range of token
+// ids. Everything that is summed or compared is an integer, so that results do not depend on the order of arrival.
 #pragma once
 #include <cooperative_groups.h>
 
@@ -19,7 +19,9 @@ __device__ inline float from_ordered(uint32_t key) {
 }
 
 // Larger values first, then lower ids: the largest candidate is the choice.
-__device__ inline uint64_t candidate(float value, int id) { return static_cast<uint64_t>(ordered(value)) << 32 | ~static_cast<uint32_t>(id); }
+__device__ inline uint64_t candidate(float value, int id) {
+    return static_cast<uint64_t>(ordered(value)) << 32 | ~static_cast<uint32_t>(id);
+}
 __device__ inline int candidate_id(uint64_t c) { return static_cast<int>(~static_cast<uint32_t>(c)); }
 __device__ inline float candidate_value(uint64_t c) { return from_ordered(static_cast<uint32_t>(c >> 32)); }
 
@@ -35,10 +37,11 @@ struct RowShared {
     uint64_t blocks[2][ROW_BLOCKS];
 };
 
-// All threads of the cluster call the same sequence of methods. Blocks of one cluster serve row blockIdx.x / ROW_BLOCKS.
+// All threads of the cluster call the same sequence of methods. A cluster serves row blockIdx.x / ROW_BLOCKS.
 class RowCluster {
   public:
-    __device__ RowCluster(RowShared& shared, int vocabulary) : shared_(shared), cluster_(cooperative_groups::this_cluster()), phase_(0) {
+    __device__ RowCluster(RowShared& shared, int vocabulary)
+        : shared_(shared), cluster_(cooperative_groups::this_cluster()), phase_(0) {
         const int rank = cluster_.block_rank(), each = (vocabulary + ROW_BLOCKS - 1) / ROW_BLOCKS;
         first_ = min(rank * each, vocabulary) + threadIdx.x;
         end_ = min((rank + 1) * each, vocabulary);
@@ -54,7 +57,9 @@ class RowCluster {
         uint64_t result = 0;
         for (int id = first_; id < end_; id += ROW_THREADS) result = Reduce::of(result, value(id));
 #pragma unroll
-        for (int distance = WARP / 2; distance > 0; distance /= 2) result = Reduce::of(result, __shfl_xor_sync(~0u, result, distance));
+        for (int distance = WARP / 2; distance > 0; distance /= 2) {
+            result = Reduce::of(result, __shfl_xor_sync(~0u, result, distance));
+        }
         if (threadIdx.x % WARP == 0) shared_.warps[threadIdx.x / WARP] = result;
         __syncthreads();
         if (threadIdx.x < ROW_BLOCKS) {

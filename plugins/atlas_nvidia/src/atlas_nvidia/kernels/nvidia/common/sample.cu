@@ -1,6 +1,7 @@
-// The next token of each row, as atlas_core.ops.sampling.choose defines it: temperature, top-k, top-p, min-p, then the largest
-// logit + Gumbel noise (Gumbel, 1954; Maddison et al., 2014). Nothing is sorted: a filter is a threshold, found by bisection over the bits of
-// the ordered logits. Probability masses are integers in units of 2^-40 of the largest, so every sum is exact.
+// The next token of each row, as atlas_core.ops.sampling.choose defines it: temperature, top-k, top-p, min-p, then
+// the largest logit + Gumbel noise (Gumbel, 1954; Maddison et al., 2014). Nothing is sorted: a filter is a threshold,
+// found by bisection over the bits of the ordered logits. Probability masses are integers in units of 2^-40 of the
+// largest, so every sum is exact.
 #include "row_cluster.cuh"
 
 using namespace atlas;
@@ -101,8 +102,8 @@ class Chooser {
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(ROW_THREADS, 1)
-sample(const int32_t* counts, const float* logits, const int32_t* sample_row, const int32_t* row_slot, const int32_t* cu_q,
-       const int32_t* slots, int32_t* sampled, int32_t vocabulary, int32_t slot_stride) {
+sample(const int32_t* counts, const float* logits, const int32_t* sample_row, const int32_t* row_slot,
+       const int32_t* cu_q, const int32_t* slots, int32_t* sampled, int32_t vocabulary, int32_t slot_stride) {
     __shared__ RowShared shared;
     wait_for_predecessor();
     const int index = blockIdx.x / ROW_BLOCKS;
@@ -124,9 +125,11 @@ sample(const int32_t* counts, const float* logits, const int32_t* sample_row, co
         if (k > 0 && k < vocabulary) chooser.top_k(k);
         const float p = __int_as_float(slot[ATLAS_TOP_P]);
         if (p < 1.0f) chooser.top_p(p);
-        const uint64_t seed = static_cast<uint32_t>(slot[ATLAS_SEED_LOW]) | static_cast<uint64_t>(static_cast<uint32_t>(slot[ATLAS_SEED_HIGH])) << 32;
+        const uint32_t low_half = slot[ATLAS_SEED_LOW], high_half = slot[ATLAS_SEED_HIGH];
+        const uint64_t seed = low_half | static_cast<uint64_t>(high_half) << 32;
         const int64_t position = slot[ATLAS_POSITION] + cu_q[step_row + 1] - cu_q[step_row];
-        token = chooser.choose(__int_as_float(slot[ATLAS_MIN_P]), mix(seed + GOLDEN * static_cast<uint64_t>(position + 1)));
+        const uint64_t key = mix(seed + GOLDEN * static_cast<uint64_t>(position + 1));
+        token = chooser.choose(__int_as_float(slot[ATLAS_MIN_P]), key);
     }
     if (row.leader()) sampled[index] = token;
 }
