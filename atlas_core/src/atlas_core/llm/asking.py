@@ -41,6 +41,11 @@ def asked_prompts(
     each: list[Any] = whole if several else [whole]
     asked = []
     for index, (prompt, fields) in enumerate(zip(each, _fields(params, sampling, len(each)), strict=True)):
+        if isinstance(prompt, list) and any(isinstance(part, str | list) for part in prompt):
+            raise RequestError(
+                f"prompts[{index}] is no prompt", "it is a list within a list, and not one of token ids",
+                "give texts, or lists of token ids", field="prompts",
+            )  # fmt: skip
         request = _read(CompletionRequest, {**fields, "prompt": prompt})
         found = Completions().prompts(request, served, info)
         asked += _asked(index, found, request, served, info)
