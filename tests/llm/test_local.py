@@ -47,9 +47,10 @@ def answer(name):
 def test_deltas_of_all_requests_and_no_more_at_once_than_the_window():
     engine = Scripted(answer)
     local = engine.start(window=1)
-    order = []
-    for delta in local.run([request("x"), request("y"), request("z")]):
-        order.append((delta.id, delta.text, len([m for m in engine.seen if isinstance(m, Generate)])))
+    order = [
+        (delta.id, delta.text, len([m for m in engine.seen if isinstance(m, Generate)]))
+        for delta in local.run([request("x"), request("y"), request("z")])
+    ]
     assert order == [("x", "a", 1), ("x", "b", 1), ("y", "a", 2), ("y", "b", 2), ("z", "a", 3), ("z", "b", 3)]
     local.close()
     assert engine.released.get(timeout=5)

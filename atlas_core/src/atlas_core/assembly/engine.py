@@ -3,7 +3,7 @@
 import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,23 +108,21 @@ def engine_of(built: Built, registry: Registry, ledger: Ledger) -> Engine:
 
 def build(settings: Settings, registry: Registry, ledger: Ledger) -> Built:
     """Build every part, in the order in which mistakes are cheapest to find, and check it with one step."""
-    with ledger.phase("resolve"):
-        machine = choose_machine(registry, settings.hardware)
-        model = open_model(registry, settings, ledger.progress)
-        plan = make_plan(model, machine, settings)
-        tokenizer = Tokenizer(model.checkpoint.tokenizer())
-    with ledger.phase("device"):
-        backend, library = open_backend(machine, model, plan.settings)
-        audit(plan, library)
-    try:
+    with ExitStack() as files, ExitStack() as undo:
+        with ledger.phase("resolve"):
+            machine = choose_machine(registry, settings.hardware)
+            model = open_model(registry, settings, ledger.progress)
+            files.callback(model.checkpoint.close)
+            plan = make_plan(model, machine, settings)
+            tokenizer = Tokenizer(model.checkpoint.tokenizer())
+        with ledger.phase("device"):
+            backend, library = open_backend(machine, model, plan.settings)
+            undo.callback(backend.close)
+            audit(plan, library)
         runner, limits, budget = _run_up(backend, plan, model, ledger)
         with ledger.phase("preflight"):
             preflight(runner, limits)
-    except BaseException:
-        backend.close()
-        raise
-    finally:
-        model.checkpoint.close()
+        undo.pop_all()
     return Built(machine, model, plan, tokenizer, library, backend, runner, limits, budget)
 
 

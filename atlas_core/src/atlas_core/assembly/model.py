@@ -113,7 +113,12 @@ def open_model(registry: Registry, settings: Settings, progress: Callable[[int, 
     reader = found.require(
         f"{path} is no checkpoint that an installed plugin can open", "install a plugin for its format"
     )
-    return _understand(registry, path, reader.open(path), found.name, found.candidates)
+    checkpoint = reader.open(path)
+    try:
+        return _understand(registry, path, checkpoint, found.name, found.candidates)
+    except BaseException:
+        checkpoint.close()
+        raise
 
 
 def _understand(
