@@ -135,6 +135,19 @@ def test_a_builder_that_does_not_exist(child_path):
     asyncio.run(scenario())
 
 
+def test_an_engine_with_other_plugins_is_refused(child_path, monkeypatch):
+    async def scenario():
+        monkeypatch.setattr("atlas_core.engine.client.installed", lambda: (("atlas-core", "2026.12.0 another"),))
+        client = child()
+        with pytest.raises(EngineError, match="do not have the same plugins") as caught:
+            await client.start(lambda progress: None)
+        assert "atlas-core is 2026.12.0 another here and " in caught.value.why
+        assert client.state == "faulted"
+        assert client.process.returncode is not None
+
+    asyncio.run(scenario())
+
+
 def test_a_socket_that_cannot_be_made_is_explained(tmp_path, monkeypatch):
     async def scenario():
         folder = tmp_path / ("x" * 120)

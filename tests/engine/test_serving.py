@@ -47,6 +47,7 @@ def received(connection, count):
     ("sent", "what"),
     [
         (encode(Hello(VERSION + 1)), "the peer speaks version"),
+        (encode(Hello(VERSION, (("toy", "1 aa"),))), "the API process and the engine process do not have"),
         (encode(Abort("a")), "the peer began with Abort"),
         (encode(Hello(VERSION)) + encode(Abort("a")), "Abort came instead of Configure"),
         (struct.pack("<I", MAX_FRAME + 1), "a frame of"),

@@ -128,6 +128,11 @@ def test_the_greeting_decides_whether_the_peers_understand_each_other():
     assert check_hello(Hello(VERSION)) == Hello(VERSION)
     with pytest.raises(EngineError, match=f"version {VERSION + 1} and this is version {VERSION}"):
         check_hello(Hello(VERSION + 1))
+    plugins = (("a", "1 aa"), ("b", "1 bb"))
+    assert check_hello(Hello(VERSION, plugins), plugins) == Hello(VERSION, plugins)
+    with pytest.raises(EngineError, match="the same plugins") as caught:
+        check_hello(Hello(VERSION, plugins[:1]), plugins)
+    assert caught.value.why == "b is 1 bb here and not installed there"
     with pytest.raises(EngineError, match="began with Abort"):
         check_hello(Abort("a"))
 

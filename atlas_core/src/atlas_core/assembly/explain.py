@@ -58,7 +58,7 @@ def describe(registry: Registry, model: Model, machine: Machine, plan: StepPlan)
             for group, kv in plan.choices.caches.items()
         },
         "settings": [{"name": n, "value": v, "source": s} for n, v, s in plan.settings.rows()],
-        "plugins": [{"dist": dist, "version": version} for dist, version in registry.identity()],
+        "plugins": [_plugin(dist, version) for dist, version in registry.identity()],
         "buckets": [_bucket(planned) for planned in plan.buckets],
     }
 
@@ -66,6 +66,11 @@ def describe(registry: Registry, model: Model, machine: Machine, plan: StepPlan)
 def _built(machine: Machine) -> bool:
     """Whether there are binaries for the architecture that was chosen; it is planned for without them too."""
     return any(candidate.name == machine.arch and candidate.verdict.ok for candidate in machine.archs)
+
+
+def _plugin(dist: str, identity: str) -> dict[str, str]:
+    version, _, digest = identity.partition(" ")
+    return {"dist": dist, "version": version, "digest": digest}
 
 
 def _layouts(model: Model, plan: StepPlan) -> list[dict[str, Any]]:

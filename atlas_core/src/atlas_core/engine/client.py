@@ -15,6 +15,8 @@ from typing import Any, Literal, Protocol
 from atlas_core.engine.failures import from_failure, to_failure
 from atlas_core.engine.serving import Build, serve
 from atlas_core.engine.wire import VERSION, Configure, Frames, Message, check_hello, decode, encode
+from atlas_core.plugins import installed
+from atlas_core.plugins.identity import Identity
 from atlas_core.vocab.errors import AtlasError, EngineError, RequestError
 from atlas_core.vocab.messages import Abort, Delta, Drain, Faulted, Gauges, Generate, Hello, Progress, Ready, StepResult
 
@@ -120,6 +122,7 @@ class _Client:
         self._info: Ready | None = None
         self._greeted = False
         self._fault: AtlasError | None = None
+        self._plugins: Identity = ()  # what is installed here; a thread of this process has no other
         self._writer: asyncio.StreamWriter | None = None
         self._pump: asyncio.Task[None] | None = None
         self._settled = asyncio.Event()  # ready, or ended before that
@@ -139,7 +142,7 @@ class _Client:
         try:
             reader, self._writer = await self._open()
             self._pump = asyncio.create_task(self._receive(reader))
-            self._send(Hello(VERSION))
+            self._send(Hello(VERSION, self._plugins))
             self._send(self._configuration)
             await self._settled.wait()
         except BaseException:
@@ -232,7 +235,7 @@ class _Client:
 
     def _take(self, message: Message) -> None:
         if not self._greeted:
-            check_hello(message)
+            check_hello(message, self._plugins)
             self._greeted = True
             return
         match message:
@@ -334,6 +337,7 @@ class ProcessClient(_Client):
                 f"the engine's socket {path} cannot be made", str(error), "set TMPDIR to a short path", state="gone"
             ) from error
         try:
+            self._plugins = await asyncio.to_thread(installed)
             self.process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "atlas_core.engine.process", "--socket", path,
                 stdin=asyncio.subprocess.DEVNULL,

@@ -13,6 +13,7 @@ import socket
 import sys
 
 from atlas_core.engine.serving import serve
+from atlas_core.plugins import installed
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -28,7 +29,8 @@ def main() -> int:
     _die_with_parent()
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.connect(path)
-    return 0 if serve(connection, closed=lambda: os._exit(0), ready=_freeze) else 1
+    served = serve(connection, closed=lambda: os._exit(0), ready=_freeze, plugins=installed())
+    return 0 if served else 1
 
 
 def _freeze() -> None:

@@ -9,6 +9,7 @@ from queue import SimpleQueue
 from atlas_core.engine.failures import to_failure
 from atlas_core.engine.loop import Closed, Engine, Inbox
 from atlas_core.engine.wire import VERSION, Configure, Frames, Message, check_hello, decode, encode
+from atlas_core.plugins.identity import Identity
 from atlas_core.plugins.load import load
 from atlas_core.vocab.errors import AtlasError, EngineError
 from atlas_core.vocab.messages import Faulted, Hello, Progress
@@ -26,12 +27,14 @@ _LINGER = 2.0
 
 
 def serve(
-    connection: socket.socket, *, closed: Callable[[], None], ready: Callable[[], None], build: Build | None = None
-) -> bool:
+    connection: socket.socket, *, closed: Callable[[], None], ready: Callable[[], None], build: Build | None = None,
+    plugins: Identity = (),
+) -> bool:  # fmt: skip
     """Be the engine on ``connection`` until the other side goes away or a drain is done; False when something failed.
 
     ``closed`` is called at once, on another thread, when the other side goes away; ``ready`` before requests are taken.
-    ``build`` stands for the one that Configure names. Nothing is raised: the other side is told, if it is still there.
+    ``build`` stands for the one that Configure names. ``plugins`` are what is installed here: a peer that has others is
+    refused, since the two would not mean the same model. Nothing is raised: the other side is told, if it is still there.
     """
     inbox: Inbox = SimpleQueue()
     sender = _Sender(connection)
@@ -40,8 +43,8 @@ def serve(
     reader.start()
     engine: Engine | None = None
     try:
-        sender.send(Hello(VERSION))
-        check_hello(_next(inbox))
+        sender.send(Hello(VERSION, plugins))
+        check_hello(_next(inbox), plugins)
         configuration = _configuration(_next(inbox))
         engine = (build or load(configuration.build, "atlas-core"))(configuration.settings, sender.send)
         ready()

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from atlas_core.plugins.identity import Identity, difference
 from atlas_core.vocab.errors import EngineError
 from atlas_core.vocab.messages import Abort, Drain, Faulted, Generate, Hello, Progress, Ready, StepResult
 
@@ -73,8 +74,11 @@ def decode(payload: bytes) -> Message:
     return message
 
 
-def check_hello(message: Message) -> Hello:
-    """The peer's greeting. Raises EngineError when it is something else or of another version."""
+def check_hello(message: Message, plugins: Identity = ()) -> Hello:
+    """The peer's greeting.
+
+    Raises EngineError when it is something else, of another version, or when the peer has other ``plugins`` installed.
+    """
     if not isinstance(message, Hello):
         raise EngineError(
             f"the peer began with {type(message).__name__} instead of Hello", "it speaks another protocol"
@@ -84,6 +88,13 @@ def check_hello(message: Message) -> Hello:
             f"the peer speaks version {message.version} and this is version {VERSION}",
             "the two processes run different releases of Atlas",
             "run both from one environment",
+        )
+    differing = difference(plugins, message.plugins)
+    if differing:
+        raise EngineError(
+            "the API process and the engine process do not have the same plugins",
+            differing,
+            "something was installed or changed while Atlas started: start it again",
         )
     return message
 

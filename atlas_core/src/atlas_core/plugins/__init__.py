@@ -4,8 +4,8 @@
 plugin's fault. Nothing here reads the environment: an allow-list and a trace sink are handed in.
 """
 
-from atlas_core.plugins.discovery import discover, survey
+from atlas_core.plugins.discovery import discover, installed, survey
 from atlas_core.plugins.load import load
 from atlas_core.plugins.registry import GROUPS, PluginRecord, Registry, Table, canonical
 
-__all__ = ["GROUPS", "PluginRecord", "Registry", "Table", "canonical", "discover", "load", "survey"]
+__all__ = ["GROUPS", "PluginRecord", "Registry", "Table", "canonical", "discover", "installed", "load", "survey"]

@@ -17,6 +17,7 @@ import pluggy
 from atlas_core import hookspecs
 from atlas_core.contracts import API_VERSION
 from atlas_core.contracts.declarations import Declaration, GpuBackendDecl
+from atlas_core.plugins.identity import Identity, identity
 from atlas_core.plugins.registry import GROUPS, PluginRecord, Registry, Status, canonical, key_of
 from atlas_core.vocab.errors import PluginError
 
@@ -46,6 +47,12 @@ def survey(allow: Sequence[str] | None = None, trace: Trace | None = None) -> tu
     order = list(GROUPS)
     points.sort(key=lambda point: (order.index(point.group), point.key, point.dist))
     return tuple(_examine(point, allow, trace or _silent) for point in points)
+
+
+def installed() -> Identity:
+    """Every distribution with an entry point of the four groups, sound or not; nothing is imported."""
+    points = [_Point.of(point) for group in GROUPS for point in importlib_metadata.entry_points(group=group)]
+    return identity((point.dist, point.version or "unknown", point.entry.module) for point in points)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from atlas_core.contracts.declarations import (
     ModelDecl,
     QuantFormatDecl,
 )
+from atlas_core.plugins.identity import Identity, identity
 from atlas_core.vocab.errors import PluginError
 
 Status = Literal["ok", "broken", "excluded"]
@@ -230,6 +231,10 @@ class Registry:
         """Plugins that are installed and unusable; harmless until one of them is asked for."""
         return tuple(record for record in self.records if record.status == "broken")
 
-    def identity(self) -> tuple[tuple[str, str], ...]:
-        """(distribution, version) of every sound plugin, sorted: two processes that serve together must agree on it."""
-        return tuple(sorted({(record.dist, record.version) for record in self.records if record.status == "ok"}))
+    def identity(self) -> Identity:
+        """Every distribution with a sound plugin, its version and a digest of its files; see plugins.identity."""
+        return identity(
+            (record.dist, record.version, record.entry_point.partition(":")[0])
+            for record in self.records
+            if record.status == "ok"
+        )

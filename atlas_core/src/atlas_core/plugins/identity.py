@@ -1,0 +1,56 @@
+"""What is installed, by its bytes: two processes that serve together must agree on it, and answers are marked with it."""
+
+import hashlib
+from collections.abc import Iterable
+from importlib.util import find_spec
+from pathlib import Path
+
+Identity = tuple[tuple[str, str], ...]
+"""(distribution, its version and the first digits of the SHA-256 of its files), sorted."""
+
+_DIGITS = 12
+_DERIVED = frozenset({"__pycache__", "_compiled"})
+"""Made from the other files. Binaries have a digest of their own (``KernelLibrary.digest``)."""
+
+
+def identity(plugins: Iterable[tuple[str, str, str]]) -> Identity:
+    """Of the distributions of plugins given as (distribution, version, module). Reads their files and imports nothing."""
+    found: dict[tuple[str, str], set[str]] = {}
+    for dist, version, module in plugins:
+        found.setdefault((dist, version), set()).add(module.partition(".")[0])
+    return tuple(sorted((dist, f"{version} {_digest(packages)}") for (dist, version), packages in found.items()))
+
+
+def difference(ours: Identity, theirs: Identity) -> str:
+    """How another process's installation differs from this one's, in words; empty when they agree."""
+    here, there = dict(ours), dict(theirs)
+    return "; ".join(
+        f"{name} is {here.get(name, 'not installed')} here and {there.get(name, 'not installed')} there"
+        for name in sorted(here.keys() | there.keys())
+        if here.get(name) != there.get(name)
+    )
+
+
+def _digest(packages: Iterable[str]) -> str:
+    """First digits of the SHA-256 over the names and bytes of everything in these packages."""
+    total = hashlib.sha256()
+    for package in sorted(packages):
+        for name, path in _files(package):
+            total.update(f"{package} {name} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+    return total.hexdigest()[:_DIGITS]
+
+
+def _files(package: str) -> list[tuple[str, Path]]:
+    """(name inside the package, path) of every file but those that are derived; none when it cannot be found."""
+    spec = find_spec(package)
+    if spec is None:
+        return []
+    folders = [Path(folder) for folder in spec.submodule_search_locations or ()]
+    if not folders and spec.origin is not None:
+        return [(Path(spec.origin).name, Path(spec.origin))]
+    return sorted(
+        (path.relative_to(folder).as_posix(), path)
+        for folder in folders
+        for path in folder.rglob("*")
+        if path.is_file() and not _DERIVED & set(path.relative_to(folder).parts)
+    )
