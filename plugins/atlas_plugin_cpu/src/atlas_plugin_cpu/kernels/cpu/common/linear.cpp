@@ -19,16 +19,21 @@ constexpr int kTile = 2;
 
 ATLAS_INLINE int smaller(int a, int b) { return a < b ? a : b; }
 
+// Where the chunk begins that holds column k of a group.
+template <class Format>
+ATLAS_INLINE const uint8_t* chunk_at(const uint8_t* group, int k) {
+    return group + static_cast<size_t>(k / Format::kColumns) * Format::kBytes;
+}
+
 // One row of x times one group.
 template <class Format>
 ATLAS_INLINE f32x16 product(const float* x, const uint8_t* group, int columns) {
     f32x16 total = {};
     for (int k0 = 0; k0 < columns; k0 += kBlock) {
         f32x16 part = {};
-        Format::each(group, smaller(kBlock, columns - k0),
+        Format::each(chunk_at<Format>(group, k0), k0 % Format::kColumns / kBlock, smaller(kBlock, columns - k0),
                      [&](int k, f32x16 w) ATLAS_FLAT { part = fma(w, splat(x[k0 + k]), part); });
         total += part;
-        group += Format::kBlockBytes;
     }
     return total;
 }
@@ -77,10 +82,10 @@ void fill(float* panel, const uint8_t* weight, int pair, int groups, int columns
             for (int k = 0; k < depth; ++k) store(to + k * kPair, f32x16{});
             continue;
         }
-        const uint8_t* block = weight + g * group_bytes<Format>(columns) + k0 / kBlock * Format::kBlockBytes;
-        for (int b = 0; b < depth; b += kBlock, block += Format::kBlockBytes)
-            Format::each(block, smaller(kBlock, depth - b),
-                         [&](int k, f32x16 w) ATLAS_FLAT { store(to + (b + k) * kPair, w); });
+        const uint8_t* group = weight + g * group_bytes<Format>(columns);
+        for (int k = k0; k < k0 + depth; k += kBlock)
+            Format::each(chunk_at<Format>(group, k), k % Format::kColumns / kBlock, smaller(kBlock, k0 + depth - k),
+                         [&](int c, f32x16 w) ATLAS_FLAT { store(to + (k - k0 + c) * kPair, w); });
     }
 }
 
@@ -125,10 +130,10 @@ void embed(const int32_t* counts, const int32_t* tokens, const uint8_t* weight, 
     const Share mine = share(counts[ATLAS_TOKENS], task, ntasks);
     for (int t = mine.first; t < mine.last; ++t) {
         const int lane = tokens[t] % kLanes;
-        const uint8_t* block = weight + tokens[t] / kLanes * group_bytes<Format>(columns);
+        const uint8_t* group = weight + tokens[t] / kLanes * group_bytes<Format>(columns);
         float* out = y + static_cast<size_t>(t) * columns;
-        for (int k0 = 0; k0 < columns; k0 += kBlock, block += Format::kBlockBytes)
-            Format::each(block, smaller(kBlock, columns - k0),
+        for (int k0 = 0; k0 < columns; k0 += kBlock)
+            Format::each(chunk_at<Format>(group, k0), k0 % Format::kColumns / kBlock, smaller(kBlock, columns - k0),
                          [&](int k, f32x16 w) ATLAS_FLAT { out[k0 + k] = w[lane]; });
     }
 }
@@ -151,3 +156,9 @@ ATLAS_FORMAT(f16_x16, F16)
 ATLAS_FORMAT(q8_0_x16, Q8_0)
 ATLAS_FORMAT(q4_0_x16, Q4_0)
 ATLAS_FORMAT(q4_1_x16, Q4_1)
+ATLAS_FORMAT(q5_0_x16, Q5_0)
+ATLAS_FORMAT(q5_1_x16, Q5_1)
+ATLAS_FORMAT(q4_k_x16, Q4_K)
+ATLAS_FORMAT(q5_k_x16, Q5_K)
+ATLAS_FORMAT(q6_k_x16, Q6_K)
+ATLAS_FORMAT(iq4_xs_x16, Iq4_Xs)
