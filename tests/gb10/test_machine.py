@@ -1,0 +1,53 @@
+"""The probe answers without a GPU; the manifest states what it must."""
+
+import pytest
+
+from atlas_core.contracts.declarations import KernelRoot
+from atlas_core.kernels.scan import scan
+from atlas_core.vocab.errors import DeviceError
+from atlas_nvidia import driver
+from atlas_plugin_gb10.plugin import gb10
+from atlas_plugin_gb10.probe import probe
+
+
+def test_without_a_driver_the_probe_says_so(monkeypatch):
+    def missing():
+        raise DeviceError("There is no CUDA driver", "libcuda.so.1 was not found")
+
+    monkeypatch.setattr(driver, "initialise", missing)
+    verdict = probe()
+    assert not verdict.ok
+    assert verdict.reasons == ("There is no CUDA driver: libcuda.so.1 was not found",)
+
+
+@pytest.mark.parametrize(("capability", "ok"), [((12, 1), True), ((12, 0), False), ((9, 0), False)])
+def test_only_compute_capability_12_1_is_a_gb10(monkeypatch, capability, ok):
+    monkeypatch.setattr(driver, "devices", lambda: (driver.Device(0, "a GPU", capability, None),))
+    verdict = probe()
+    assert verdict.ok is ok
+    assert "a GPU" in verdict.reasons[0]
+    assert ok or f"compute capability {capability[0]}.{capability[1]}" in verdict.reasons[0]
+
+
+def test_one_gb10_among_others_is_enough(monkeypatch):
+    found = (driver.Device(0, "other", (9, 0), None), driver.Device(1, "GB10", (12, 1), None))
+    monkeypatch.setattr(driver, "devices", lambda: found)
+    assert probe().ok
+
+
+def test_no_gpu_is_a_refusal(monkeypatch):
+    monkeypatch.setattr(driver, "devices", tuple)
+    assert probe().reasons == ("the driver sees no GPU",)
+
+
+def test_it_declares_the_machine_and_inherits_the_rest():
+    declared = gb10.atlas_gpu_backend()
+    assert (declared.hardware, declared.implementations, declared.fused) == ("gb10", "", "")
+    tree, _ = scan([KernelRoot("atlas_nvidia"), *declared.kernel_roots])
+    assert tree.findings == ()
+    assert [machine.manifest.name for machine in tree.chain("gb10")] == ["gb10", "nvidia"]
+    manifest = tree.require("gb10").manifest
+    assert manifest.archs == ("sm_121a", "sm_120f")
+    assert (manifest.sm_count, manifest.memory_bandwidth_gbps, manifest.memory_gb) == (48, 273, 128)
+    modules = {unit.module for unit in tree.units("gb10")}
+    assert modules == {unit.module for unit in tree.units("nvidia")} | {"nvfp4_convert"}
