@@ -4,14 +4,10 @@ import base64
 import hashlib
 import json
 import os
-import re
 import shutil
 import socket
-import subprocess
-import sys
 import textwrap
 import zipfile
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -21,41 +17,6 @@ from atlas_core.vocab.errors import CheckpointError, KernelError, PluginError, R
 
 TINY = Path(__file__).parents[1] / "data" / "tiny" / "llama"
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:abc\nsize 123456\n"
-
-
-@dataclass(frozen=True)
-class Said:
-    code: int
-    out: str
-    err: str
-
-    def expect(self, kind, *told):
-        """The exit code of ``kind``, one error with what, why and cure that says all of ``told``, and no traceback."""
-        assert self.code == EXIT_CODES[kind], self.err
-        assert "Traceback" not in self.err
-        assert re.search(r"^error: \S", self.err, re.MULTILINE), self.err
-        assert re.search(r"^  cure: \S", self.err, re.MULTILINE), self.err
-        shown = " ".join(self.err.split())
-        assert [text for text in told if text not in shown] == [], self.err
-
-
-@pytest.fixture
-def atlas(tmp_path):
-    """``atlas(*arguments, **variables)`` with an empty cache, no Hub, and nothing else of the caller's settings."""
-
-    def run(*arguments, **variables):
-        kept = {
-            key: value for key, value in os.environ.items() if not key.startswith(("ATLAS_", "HF_", "PYTHON", "PIP_"))
-        }
-        own = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "HF_HOME": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}
-        command = [sys.executable, "-m", "atlas_core", *map(str, arguments)]
-        done = subprocess.run(
-            command, cwd=tmp_path, env={**kept, **own, **variables}, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-            timeout=100, check=False,
-        )  # fmt: skip
-        return Said(done.returncode, done.stdout, done.stderr)
-
-    return run
 
 
 @pytest.fixture
@@ -74,24 +35,26 @@ def edit(path, **changes):
 
 @pytest.mark.parametrize("name", ["./nowhere", "nothing", "a/b/c"])
 def test_no_such_model(atlas, name):
-    serve(atlas, name).expect(UsageError, f"there is no model {name!r}", "no file or directory", "smollm2")
+    serve(atlas, name).expect(EXIT_CODES[UsageError], f"there is no model {name!r}", "no file or directory", "smollm2")
 
 
 def test_a_hub_model_offline(atlas):
     serve(atlas, "nobody/nothing").expect(
-        CheckpointError, "nobody/nothing is not in the local cache", "unset HF_HUB_OFFLINE"
+        EXIT_CODES[CheckpointError], "nobody/nothing is not in the local cache", "unset HF_HUB_OFFLINE"
     )
 
 
 def test_a_catalogue_model_offline_asks_nobody(atlas):
     said = serve(atlas, "smollm2", PIP_INDEX_URL="http://127.0.0.1:9/simple")
-    said.expect(CheckpointError, "smollm2 could not be fetched", "package index: not asked", "unset HF_HUB_OFFLINE")
+    said.expect(
+        EXIT_CODES[CheckpointError], "smollm2 could not be fetched", "package index: not asked", "unset HF_HUB_OFFLINE"
+    )
 
 
 def test_a_cut_file(atlas, model):
     os.truncate(model / "model.safetensors", 500_000)
     serve(atlas, model).expect(
-        CheckpointError, "model.safetensors", "the file is cut", "it has 500000", "download it again"
+        EXIT_CODES[CheckpointError], "model.safetensors", "the file is cut", "it has 500000", "download it again"
     )
 
 
@@ -99,53 +62,65 @@ def test_a_cut_file(atlas, model):
 def test_a_missing_file(atlas, model, missing):
     (model / missing).unlink()
     said = serve(atlas, model)
-    said.expect(ResolveError, "is no checkpoint that an installed plugin can open", missing.replace("model", "*"))
+    said.expect(
+        EXIT_CODES[ResolveError], "is no checkpoint that an installed plugin can open", missing.replace("model", "*")
+    )
 
 
 def test_a_missing_tokenizer(atlas, model):
     (model / "tokenizer.json").unlink()
-    serve(atlas, model).expect(CheckpointError, "has no tokenizer.json", "no tokenizer of any kind")
+    serve(atlas, model).expect(EXIT_CODES[CheckpointError], "has no tokenizer.json", "no tokenizer of any kind")
 
 
 def test_a_missing_shard(atlas, model):
     index = {"weight_map": {"model.embed_tokens.weight": "model-00001-of-00001.safetensors"}}
     (model / "model.safetensors.index.json").write_text(json.dumps(index))
     (model / "model.safetensors").unlink()
-    serve(atlas, model).expect(CheckpointError, "model-00001-of-00001.safetensors", "download the whole model")
+    serve(atlas, model).expect(
+        EXIT_CODES[CheckpointError], "model-00001-of-00001.safetensors", "download the whole model"
+    )
 
 
 def test_a_git_lfs_pointer_for_weights(atlas, model):
     (model / "model.safetensors").write_bytes(POINTER)
-    serve(atlas, model).expect(CheckpointError, "git-lfs pointer for a file of 123456 bytes", "git lfs pull")
+    serve(atlas, model).expect(
+        EXIT_CODES[CheckpointError], "git-lfs pointer for a file of 123456 bytes", "git lfs pull"
+    )
 
 
 def test_a_git_lfs_pointer_for_a_gguf_file(atlas, tmp_path):
     (tmp_path / "toy.gguf").write_bytes(POINTER)
-    serve(atlas, tmp_path / "toy.gguf").expect(CheckpointError, "toy.gguf", "git-lfs pointer", "git lfs pull")
+    serve(atlas, tmp_path / "toy.gguf").expect(
+        EXIT_CODES[CheckpointError], "toy.gguf", "git-lfs pointer", "git lfs pull"
+    )
 
 
 def test_weights_of_another_shape(atlas, model):
     edit(model / "config.json", intermediate_size=256)
-    serve(atlas, model).expect(CheckpointError, "256", "128")
+    serve(atlas, model).expect(EXIT_CODES[CheckpointError], "256", "128")
 
 
 def test_an_architecture_without_a_plugin(atlas, model):
     edit(model / "config.json", model_type="toyformer")
-    serve(atlas, model).expect(PluginError, "'toyformer'", "installed: llama", "pip install", "atlas-model-toyformer")
+    serve(atlas, model).expect(
+        EXIT_CODES[PluginError], "'toyformer'", "installed: llama", "pip install", "atlas-model-toyformer"
+    )
 
 
 def test_code_of_a_checkpoint_is_never_run(atlas, model, tmp_path):
     proof = tmp_path / "proof"
     (model / "modeling_toy.py").write_text(f"open({str(proof)!r}, 'w')\n")
     edit(model / "config.json", model_type="toyformer", auto_map={"AutoModelForCausalLM": "modeling_toy.Toy"})
-    serve(atlas, model).expect(PluginError, "'toyformer'")
+    serve(atlas, model).expect(EXIT_CODES[PluginError], "'toyformer'")
     assert not proof.exists()
 
 
 def test_a_file_that_cannot_be_read(atlas, model):
     (model / "config.json").unlink()
     (model / "config.json").symlink_to("/proc/self/mem")  # reading its beginning fails, even for root
-    serve(atlas, model).expect(CheckpointError, "config.json cannot be read", "Input/output error", "who may read it")
+    serve(atlas, model).expect(
+        EXIT_CODES[CheckpointError], "config.json cannot be read", "Input/output error", "who may read it"
+    )
 
 
 def test_a_port_in_use(atlas, model):
@@ -154,30 +129,34 @@ def test_a_port_in_use(atlas, model):
         taken.listen()
         port = taken.getsockname()[1]
         said = atlas("serve", model, "--port", port)
-    said.expect(UsageError, f"port {port} on 127.0.0.1 is in use", "--port")
+    said.expect(EXIT_CODES[UsageError], f"port {port} on 127.0.0.1 is in use", "--port")
     assert "resolve" not in said.err  # found before anything was read
 
 
 def test_an_unknown_flag(atlas):
-    serve(atlas, "smollm2", "--prot", "7").expect(UsageError, "--prot", "--port", "atlas serve --help")
+    serve(atlas, "smollm2", "--prot", "7").expect(EXIT_CODES[UsageError], "--prot", "--port", "atlas serve --help")
 
 
 def test_an_unknown_variable(atlas):
-    serve(atlas, "smollm2", ATLAS_PROT="7").expect(UsageError, "ATLAS_PROT", "did you mean ATLAS_PORT?")
+    serve(atlas, "smollm2", ATLAS_PROT="7").expect(EXIT_CODES[UsageError], "ATLAS_PROT", "did you mean ATLAS_PORT?")
 
 
 def test_a_value_out_of_range(atlas):
-    serve(atlas, "smollm2", ATLAS_MAX_BATCH_SIZE="0").expect(UsageError, "ATLAS_MAX_BATCH_SIZE", "from 1 to 4096")
+    serve(atlas, "smollm2", ATLAS_MAX_BATCH_SIZE="0").expect(
+        EXIT_CODES[UsageError], "ATLAS_MAX_BATCH_SIZE", "from 1 to 4096"
+    )
 
 
 def test_a_hardware_that_is_not_installed(atlas, model):
     said = atlas("serve", model, "--port", "0", "--hardware", "gb100")
-    said.expect(PluginError, "no installed plugin offers the hardware 'gb100'", "atlas-plugin-gb100")
+    said.expect(EXIT_CODES[PluginError], "no installed plugin offers the hardware 'gb100'", "atlas-plugin-gb100")
 
 
 def test_plugins_that_are_left_out(atlas, model):
     said = serve(atlas, model, ATLAS_PLUGINS="cpu")
-    said.expect(PluginError, "the model family 'llama' is left out", "add atlas-model-llama to ATLAS_PLUGINS")
+    said.expect(
+        EXIT_CODES[PluginError], "the model family 'llama' is left out", "add atlas-model-llama to ATLAS_PLUGINS"
+    )
 
 
 @pytest.fixture
@@ -215,14 +194,16 @@ def site(tmp_path):
 
 def test_kernels_that_are_not_built(atlas, model, site):
     said = atlas("serve", model, "--port", "0", "--hardware", "bare", PYTHONPATH=str(site))
-    said.expect(KernelError, "It is not built", "Run: atlas kernels build --hw bare --arch native")
+    said.expect(EXIT_CODES[KernelError], "It is not built", "Run: atlas kernels build --hw bare --arch native")
 
 
 def test_no_compiler(atlas, site, tmp_path):
     (site / "sitecustomize.py").write_text("import sys\nsys.modules['ziglang'] = None\n")  # as if it were not installed
     (tmp_path / "nothing").mkdir()
     said = atlas("kernels", "build", "--hw", "bare", PYTHONPATH=str(site), PATH=str(tmp_path / "nothing"), CXX="")
-    said.expect(KernelError, "No C++ compiler was found", "Searched: the variable CXX, g++", "pip install ziglang")
+    said.expect(
+        EXIT_CODES[KernelError], "No C++ compiler was found", "Searched: the variable CXX, g++", "pip install ziglang"
+    )
 
 
 def wheel_of_smollm2(folder):
@@ -255,7 +236,11 @@ def test_a_disk_that_is_full(atlas, tmp_path):
     )
     said = serve(atlas, "smollm2", **variables, PYTHONPATH=str(tmp_path / "full"))
     said.expect(
-        CheckpointError, "smollm2 could not be fetched", "cannot be written", "No space left on device", "MB are free"
+        EXIT_CODES[CheckpointError],
+        "smollm2 could not be fetched",
+        "cannot be written",
+        "No space left on device",
+        "MB are free",
     )
     left = [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
     assert left == []
@@ -264,7 +249,7 @@ def test_a_disk_that_is_full(atlas, tmp_path):
 def test_other_bytes_than_the_catalogue_promises(atlas, tmp_path):
     said = serve(atlas, "smollm2", **wheel_of_smollm2(tmp_path / "wheels"))
     said.expect(
-        CheckpointError,
+        EXIT_CODES[CheckpointError],
         "is not the file that was declared",
         "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53 is expected",
     )
@@ -273,7 +258,7 @@ def test_other_bytes_than_the_catalogue_promises(atlas, tmp_path):
 def test_a_settings_file_that_is_wrong(atlas, model, tmp_path):
     (tmp_path / "atlas.toml").write_text('prot = 7\nport = "x"\n')
     said = atlas("serve", model, "--config", "atlas.toml")
-    said.expect(UsageError, "2 settings are wrong", "did you mean port?", "port must be")
+    said.expect(EXIT_CODES[UsageError], "2 settings are wrong", "did you mean port?", "port must be")
 
 
 def test_nobody_to_chat_with_or_to_measure(atlas):
