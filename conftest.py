@@ -1,5 +1,6 @@
 """What all tests of the workspace share: the Hypothesis profile, the shared inputs, and the rule about skipping."""
 
+import importlib
 import os
 from collections.abc import Generator
 from pathlib import Path
@@ -14,6 +15,10 @@ ALLOWED_SKIPS = (
     "needs the shared test inputs",
 )
 """A test may be skipped for what a machine lacks, and for nothing else; reasons begin with one of these."""
+
+# A distribution at the root must be known before its tests are collected: pytest would take its folder for the package.
+for _project in Path(__file__).resolve().parent.glob("*/pyproject.toml"):
+    importlib.import_module(_project.parent.name)
 
 # Two cores are shared with everything else: time limits of single examples would fail by chance.
 settings.register_profile("atlas", deadline=None)

@@ -8,17 +8,35 @@ from atlas_core.vocab.model import ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertStack:
+    """A weight [experts, rows, columns] in one of the ways in which checkpoints keep it.
+
+    ``separate``: alternatives, each the names of one tensor [rows, columns] for every expert, in order. ``fused``: alternatives of one
+    tensor [experts, fused_rows, columns], of which the rows [start, end) in ``part`` of every matrix are meant. A fused
+    tensor whose shape has the last two dimensions the other way round is stored transposed; plain arrays only.
+    """
+
+    separate: tuple[tuple[str, ...], ...]
+    fused: tuple[str, ...]
+    fused_rows: int
+    part: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
 class WeightSource:
-    """Where a canonical weight lies in a checkpoint: the first of ``names`` that is present.
+    """Where a canonical weight lies in a checkpoint: the first of ``names`` that is present, else ``stack``.
 
     ``row_order`` gives, for each row of the weight, the row of the file that holds it (None: as stored).
-    ``optional`` weights may be absent; ``tied_to`` names the canonical weight to use then.
+    ``optional`` weights may be absent; ``tied_to`` names the canonical weight to use then. ``offset`` is added to every element of a
+    plain array, which is float32 from then on (norms that are stored less one).
     """
 
     names: tuple[str, ...]
     row_order: tuple[int, ...] | None = None
     optional: bool = False
     tied_to: str | None = None
+    stack: ExpertStack | None = None
+    offset: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,12 @@ import numpy as np
 
 from atlas_core.contracts.checkpoint import Checkpoint
 from atlas_core.contracts.model import NameMap, WeightSource
+from atlas_core.loading.stacks import FoundStack, find_stack, listed, offset_values
+from atlas_core.vocab.dtype import DType
 from atlas_core.vocab.errors import CheckpointError
-from atlas_core.vocab.layout import StorageLayout
+from atlas_core.vocab.layout import StorageLayout, plain
 from atlas_core.vocab.model import TensorInfo
 
-_LISTED = 8
 _RUN_BYTES = 128 * 1024  # shorter runs of rows cost more as reads of their own than as one read and a gather
 _COMPARE_BYTES = 8 * 1024 * 1024
 
@@ -31,20 +32,25 @@ class WeightStore:
         self.warnings: list[str] = []
         self._stored: dict[str, str] = {}
         self._shared: dict[str, str] = {}
+        self._stacks: dict[str, FoundStack] = {}
         missing: list[str] = []
         for canonical, source in names.weights.items():
             found = next((name for name in source.names if name in checkpoint.tensors), None)
+            stack = find_stack(source.stack, checkpoint.tensors) if found is None and source.stack else None
             if found is not None:
                 self._stored[canonical] = found
+            elif stack is not None:
+                self._stored[canonical] = stack.names[0]
+                self._stacks[canonical] = stack
             elif source.tied_to is None and not source.optional:
-                missing.append(f"{canonical} (looked for {', '.join(source.names)})")
+                missing.append(f"{canonical} (looked for {_looked_for(source)})")
         if missing:
             raise CheckpointError(
                 f"{checkpoint.path} lacks {len(missing)} weights of the model",
-                _list(missing),
+                listed(missing),
                 "use a complete checkpoint of this architecture",
             )
-        used = set(self._stored.values())
+        used = {*self._stored.values(), *(name for stack in self._stacks.values() for name in stack.names)}
         for canonical, source in names.weights.items():
             if source.tied_to is not None:
                 self._tie(canonical, source.tied_to)
@@ -56,7 +62,7 @@ class WeightStore:
         if self._unused:
             raise CheckpointError(
                 f"{checkpoint.path} has {len(self._unused)} tensors that the model does not use",
-                _list(self._unused),
+                listed(self._unused),
                 "the checkpoint is of another architecture, or its model plugin is too old for it",
             )
 
@@ -77,16 +83,18 @@ class WeightStore:
     def info(self, canonical: str, shape: tuple[int, ...]) -> TensorInfo:
         """The tensor behind a weight of ``shape``: ``name`` is the file's, so that tied weights show the same one.
 
-        Shape and bytes are those after ``row_order``. Raises CheckpointError with expected and found shape, or when the
-        weight is optional and absent.
+        Shape and bytes are those after ``row_order``, ``stack`` and ``offset``; inner dimensions of one element do not count in the
+        comparison. Raises CheckpointError with expected and found shape, or when the weight is optional and absent.
         """
         owner = self.alias(canonical)
         if owner not in self._stored:
             raise CheckpointError(
                 f"{self._checkpoint.path} has no weight {canonical}",
-                f"looked for {', '.join(self._sources[canonical].names)}",
+                f"looked for {_looked_for(self._sources[canonical])}",
                 "use a complete checkpoint of this architecture",
             )
+        if owner in self._stacks:
+            return self._stacks[owner].info(self._checkpoint, shape)
         info = self._checkpoint.tensors[self._stored[owner]]
         order = self._sources[owner].row_order
         if order is not None:
@@ -94,19 +102,29 @@ class WeightStore:
             if not order or min(order) < 0 or max(order) >= rows or info.nbytes % rows:
                 raise self._wrong_shape(canonical, info, (max(order, default=0) + 1, *shape[1:]))
             info = TensorInfo(info.name, (len(order), *info.shape[1:]), info.layout, info.nbytes // rows * len(order))
-        if info.shape != tuple(shape):
+        if _without_inner_units(info.shape) != tuple(shape):
             raise self._wrong_shape(canonical, info, shape)
-        return info
+        layout = self.layout(canonical)
+        return TensorInfo(info.name, tuple(shape), layout.name, layout.nbytes(shape))
 
     def layout(self, canonical: str) -> StorageLayout:
         """The storage layout of a weight that is there."""
-        stored = self._stored[self.alias(canonical)]
+        owner = self.alias(canonical)
+        if self._sources[owner].offset:
+            return plain(DType.F32)
+        stored = self._stored[owner]
         return self._checkpoint.layout(self._checkpoint.tensors[stored].layout)
 
     def read(self, canonical: str) -> bytes | memoryview:
         """The bytes of a weight, its rows in the model's order. Raises CheckpointError when the file cannot be read."""
         owner = self.alias(canonical)
-        stored = self._stored[owner]
+        source, stored = self._sources[owner], self._stored[owner]
+        data = self._stacks[owner].read(self._checkpoint) if owner in self._stacks else self._rows(owner, stored)
+        if not source.offset:
+            return data
+        return offset_values(data, self._checkpoint.tensors[stored].layout, self._checkpoint, source.offset)
+
+    def _rows(self, owner: str, stored: str) -> bytes | memoryview:
         order = self._sources[owner].row_order
         if order is None:
             return self._checkpoint.read(stored)
@@ -160,11 +178,28 @@ class WeightStore:
 
 
 def sources_by_tensor(weights: Mapping[str, WeightSource]) -> dict[str, list[str]]:
-    """Stored name → the canonical weights that would be read from it, taking the first name of each."""
+    """Stored name → the canonical weights that would be read from it, taking the first name of each.
+
+    Weights that are only known as stacks are taken as one tensor for each expert.
+    """
     users: dict[str, list[str]] = {}
     for canonical, source in weights.items():
-        users.setdefault(source.names[0], []).append(canonical)
+        names = source.names[:1] or (source.stack.separate[0] if source.stack else ())
+        for name in names:
+            users.setdefault(name, []).append(canonical)
     return users
+
+
+def _looked_for(source: WeightSource) -> str:
+    stack = source.stack
+    return listed(
+        (*source.names, *(stack.fused if stack else ()), *(names[0] for names in (stack.separate if stack else ())))
+    )
+
+
+def _without_inner_units(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """A convolution's [channels, 1, width] is the matrix [channels, width]: the same numbers in the same order."""
+    return (*shape[:1], *(extent for extent in shape[1:-1] if extent != 1), *shape[1:][-1:])
 
 
 def _runs(order: Sequence[int]) -> list[tuple[int, int]]:
@@ -176,8 +211,3 @@ def _runs(order: Sequence[int]) -> list[tuple[int, int]]:
         else:
             runs.append((row, row + 1))
     return runs
-
-
-def _list(items: Sequence[str]) -> str:
-    more = len(items) - _LISTED
-    return ", ".join(items[:_LISTED]) + (f" and {more} more" if more > 0 else "")

@@ -125,6 +125,8 @@ def _tensors(names: NameMap, shapes: Mapping[str, tuple[int, ...]]) -> list[tupl
         # Weights cut out of one fused tensor name its rows; the tensor is as long as the last of them.
         lengths = [1 + max(order) for user in users if (order := wanted[user].row_order) is not None]
         shape = shapes[users[0]]
+        if not wanted[users[0]].names:
+            shape = shape[1:]  # one expert of a stack
         if lengths:
             shape = (max(lengths), *shape[1:])
         tensors.append((stored, TensorInfo(stored, shape, _LAYOUT.name, _LAYOUT.nbytes(shape))))

@@ -99,6 +99,10 @@ class ForwardBuilder:
         """x · weightᵀ with weight [out, in]; ``dtype`` of the result, default the activation type."""
         return self._unary("linear", {"x": x, "weight": weight}, (x.shape[0], weight.shape[0]), dtype)
 
+    def head_rms_norm(self, x: Value, weight: Value, eps: float) -> Value:
+        """Root mean square norm of each head of x [T, heads·d] with one weight [d]."""
+        return self._unary("head_rms_norm", {"x": x, "weight": weight}, x.shape, eps=eps)
+
     def bias_add(self, x: Value, bias: Value) -> Value:
         """x + bias, one vector for every row."""
         return self._unary("bias_add", {"x": x, "bias": bias}, x.shape)

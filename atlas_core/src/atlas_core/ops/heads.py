@@ -20,7 +20,8 @@ def _normalised(x: np.ndarray, dim: int, eps: float) -> np.ndarray:
 def sigmoid(x: np.ndarray) -> np.ndarray:
     """1 / (1 + e^-x) in float64, without overflow in either tail."""
     small = np.exp(-np.abs(x.astype(np.float64)))
-    return np.where(x >= 0, 1, small) / (1 + small)
+    result: np.ndarray = np.where(x >= 0, 1, small) / (1 + small)
+    return result
 
 
 def head_rms_norm(a: Arrays, attrs: Attrs) -> None:

@@ -6,6 +6,8 @@ from typing import Any
 from atlas_core.ops.trials import Array, Generate, Live, Rng, Shape, Trial, normal, pair
 
 _EPS = 1e-6
+Width = tuple[str, Mapping[str, int], Mapping[str, Array], Mapping[str, Any]]
+"""Label, features of every activation, fixed arrays, attrs."""
 _ROWS = (
     (Live.decode(3), Live.decode(1)), (Live.decode(1), Live.decode(8)), (Live.prefill(17), Live.prefill(40)),
     (Live.prefill(130), Live.prefill(1)),
@@ -16,10 +18,9 @@ _LARGE_HEADS = ((32, 128), (16, 256))
 
 
 def _trials(
-    rng: Rng, large: bool, widths: Sequence[tuple[str, Mapping[str, int], Mapping[str, Array], Mapping[str, Any]]],
-    scales: Sequence[float] = (1.0,),
+    rng: Rng, large: bool, widths: Sequence[Width], scales: Sequence[float] = (1.0,)
 ) -> Iterator[Trial]:  # fmt: skip
-    """Ops over rows: each of ``widths`` gives a label, the features of every activation, fixed arrays and attrs."""
+    """Ops over rows, in each of ``widths``."""
     for label, features, fixed, attrs in widths:
         for lives in _LARGE_ROWS if large else _ROWS:
             for scale in scales:
@@ -36,7 +37,7 @@ def _trials(
 
 def head_rms_norm(rng: Rng, large: bool) -> Iterator[Trial]:
     """Few and many heads; small rows where eps matters."""
-    widths = [
+    widths: list[Width] = [
         (f"heads={heads} dim={dim}", dict.fromkeys(("x", "y"), heads * dim), _weight(rng, dim), {"eps": _EPS})
         for heads, dim in (_LARGE_HEADS if large else _HEADS)
     ]
@@ -45,7 +46,7 @@ def head_rms_norm(rng: Rng, large: bool) -> Iterator[Trial]:
 
 def gated_rms_norm(rng: Rng, large: bool) -> Iterator[Trial]:
     """The gate far into both tails too."""
-    widths = [
+    widths: list[Width] = [
         (f"heads={heads} dim={dim}", dict.fromkeys(("x", "gate", "y"), heads * dim), _weight(rng, dim), {"eps": _EPS})
         for heads, dim in (_LARGE_HEADS if large else _HEADS)
     ]
@@ -55,7 +56,7 @@ def gated_rms_norm(rng: Rng, large: bool) -> Iterator[Trial]:
 def l2_norm(rng: Rng, large: bool) -> Iterator[Trial]:
     """With and without features that pass through; small rows where eps matters."""
     sizes = ((32, 128, 4096),) if large else ((4, 16, 64), (4, 16, 0), (6, 128, 40), (1, 24, 3))
-    widths = [
+    widths: list[Width] = [
         (
             f"heads={heads} dim={dim} rest={rest}", dict.fromkeys(("x", "y"), heads * dim + rest), {},
             {"heads": heads, "head_dim": dim, "eps": _EPS},
@@ -68,7 +69,7 @@ def l2_norm(rng: Rng, large: bool) -> Iterator[Trial]:
 def sigmoid_mul(rng: Rng, large: bool) -> Iterator[Trial]:
     """A gate for each feature, and one for the whole row."""
     sizes = ((4096, 4096), (2048, 1)) if large else ((64, 64), (33, 33), (576, 1), (2048, 2048), (7, 1))
-    widths = [
+    widths: list[Width] = [
         (f"features={features} gate={gate}", {"x": features, "gate": gate, "y": features}, {}, {})
         for features, gate in sizes
     ]

@@ -10,15 +10,22 @@ from atlas_core.vocab.dtype import DType
 class CacheSpec:
     """One cache group: layers that share a block table because their caches have one shape.
 
-    ``kind``: full (all positions), sliding (the last ``window`` positions), latent, recurrent.
+    ``kind``: full (all positions), sliding (the last ``window`` positions), latent, recurrent. A recurrent group has no pages but
+    one float32 state of ``state_shape`` for each layer and slot, however long the sequence.
     """
 
     group: str
     kind: Literal["full", "sliding", "latent", "recurrent"]
     layers: int
-    kv_heads: int
-    head_dim: int
+    kv_heads: int = 0
+    head_dim: int = 0
     window: int | None = None
+    state_shape: tuple[int, ...] = ()
+
+    @property
+    def paged(self) -> bool:
+        """Whether its memory grows with the sequence, page by page."""
+        return self.kind != "recurrent"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,50 @@
+"""The layers of the Qwen family, recorded."""
+
+from atlas_core.model.builder import ForwardBuilder
+from atlas_core.model.program import Value
+from atlas_core.vocab.dtype import DType
+from atlas_core.vocab.model import ModelSpec
+from atlas_model_qwen.config import ATTENTION, QwenConfig
+
+
+class Layer:
+    """One layer of a model being recorded; ``index`` names its weights."""
+
+    def __init__(self, step: ForwardBuilder, spec: ModelSpec, index: int) -> None:
+        assert isinstance(spec.family, QwenConfig)
+        self._step = step
+        self._family = spec.family
+        self._hidden = spec.hidden_size
+        self._stem = f"layers.{index}."
+
+    def norm(self, x: Value, part: str) -> Value:
+        """Root mean square norm of whole rows."""
+        return self._step.rms_norm(x, self._weight(part, self._hidden), self._family.norm_eps)
+
+    def attention(self, x: Value, place: int) -> Value:
+        """Full attention over ``place`` of the cache, queries and keys normalised before they turn, the result gated."""
+        step, family, dim = self._step, self._family, self._family.head_dim
+        q, k = self._linear(x, "q", family.heads * dim), self._linear(x, "k", family.kv_heads * dim)
+        v = self._linear(x, "v", family.kv_heads * dim)
+        if family.traits.qk_norm:
+            q = step.head_rms_norm(q, self._weight("q_norm", dim), family.norm_eps)
+            k = step.head_rms_norm(k, self._weight("k_norm", dim), family.norm_eps)
+        inv_freq = step.constant("rope.inv_freq", family.rope.inv_freq(family.rotated))
+        q = step.rope(q, inv_freq, family.heads, dim)
+        k = step.rope(k, inv_freq, family.kv_heads, dim)
+        y = step.attention(q, k, v, ATTENTION, place, family.heads, dim**-0.5)
+        return self._linear(y, "o", self._hidden, bias=family.o_bias)
+
+    def mlp(self, x: Value, stem: str = "", size: int | None = None) -> Value:
+        """SwiGLU."""
+        size = size or self._family.intermediate_size
+        gate, up = self._linear(x, f"{stem}gate", size, bias=False), self._linear(x, f"{stem}up", size, bias=False)
+        return self._linear(self._step.silu_mul(gate, up), f"{stem}down", self._hidden, bias=False)
+
+    def _weight(self, part: str, *shape: int) -> Value:
+        return self._step.weight(self._stem + part, *shape)
+
+    def _linear(self, x: Value, part: str, rows: int, *, bias: bool | None = None, dtype: DType | None = None) -> Value:
+        y = self._step.linear(x, self._weight(part, rows, int(x.shape[1])), dtype)
+        wanted = self._family.qkv_bias if bias is None else bias
+        return self._step.bias_add(y, self._weight(f"{part}.bias", rows)) if wanted else y

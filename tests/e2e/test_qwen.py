@@ -1,0 +1,134 @@
+"""Tiny random checkpoints of the Qwen family against logits computed by the reference implementation in float32."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from atlas_core.engine.forced import forced_logits
+from atlas_core.scheduler.scheduler import Scheduler
+from atlas_core.vocab.messages import Generate
+from atlas_core.vocab.sampling import SamplingParams
+
+TINY = Path(__file__).parents[1] / "data" / "tiny"
+FAMILIES = ["qwen3"]
+TOLERANCE = 2e-4
+
+
+@pytest.fixture(params=FAMILIES)
+def family(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def golden(family: str) -> dict[str, np.ndarray]:
+    with np.load(TINY / family / "golden.npz") as file:
+        return dict(file)
+
+
+def greedy(built: Any, prompts: list[np.ndarray], count: int, scheduler: Scheduler | None = None) -> list[list[int]]:
+    """Greedy continuations through scheduler and runner, all prompts submitted at once."""
+    scheduler = scheduler or Scheduler(built.limits)
+    params = SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True)
+    sequences = [
+        scheduler.submit(Generate(str(index), tuple(map(int, prompt)), params), seed=0, stop_ids=())
+        for index, prompt in enumerate(prompts)
+    ]
+    while (plan := scheduler.schedule()) is not None:
+        for sequence, _ in scheduler.complete(plan, built.runner.collect(built.runner.launch(plan)).sampled):
+            if sequence.generated == count:
+                scheduler.finish(sequence)
+    scheduler.check_integrity()
+    return [sequence.tokens[sequence.prompt_length :] for sequence in sequences]
+
+
+def reference(golden: dict[str, np.ndarray]) -> tuple[list[int], np.ndarray]:
+    """24 prompt and 16 generated tokens, and the logits of all but the last."""
+    tokens = np.concatenate([golden["input_ids"], golden["gen_ids"]])
+    return tokens.tolist(), np.concatenate([golden["prefill_logits"], golden["step_logits"][1:]])
+
+
+def test_logits_of_every_position(make: Any, family: str, golden: dict[str, np.ndarray]) -> None:
+    built = make(TINY / family, max_batch_size=64)
+    tokens, want = reference(golden)
+    (logits,) = forced_logits(built.runner, built.limits, [tokens], chunk=64)
+    assert np.abs(logits[: len(want)] - want).max() <= TOLERANCE
+    np.testing.assert_allclose(logits[23], golden["step_logits"][0], atol=TOLERANCE)
+    (long,) = forced_logits(built.runner, built.limits, [golden["long_ids"].tolist()], chunk=64)
+    assert np.abs(long[-1] - golden["long_last_logits"]).max() <= TOLERANCE
+
+
+@pytest.mark.parametrize("pieces", [512, 7])
+def test_greedy_ids(make: Any, family: str, golden: dict[str, np.ndarray], pieces: int) -> None:
+    built = make(TINY / family, max_batch_size=2, max_prefill_tokens=pieces)
+    assert greedy(built, [golden["input_ids"]], 16) == [golden["gen_ids"].tolist()]
+    assert greedy(built, [golden["long_ids"]], 16) == [golden["long_gen_ids"].tolist()]
+    both = greedy(built, [golden["long_ids"], golden["input_ids"]], 16)
+    assert both == [golden["long_gen_ids"].tolist(), golden["gen_ids"].tolist()]
+
+
+@pytest.mark.parametrize("chunk", [1, 64, 128])
+def test_bits_do_not_depend_on_pieces(make: Any, family: str, golden: dict[str, np.ndarray], chunk: int) -> None:
+    built = make(TINY / family, max_batch_size=150)
+    tokens = golden["long_ids"].tolist()
+    (whole,) = forced_logits(built.runner, built.limits, [tokens], chunk=150)
+    (pieces,) = forced_logits(built.runner, built.limits, [tokens], chunk=chunk)
+    np.testing.assert_array_equal(pieces.view(np.uint32), whole.view(np.uint32))
+
+
+@pytest.mark.parametrize("chunk", [1, 7])
+def test_bits_do_not_depend_on_neighbours_or_threads(
+    make: Any, family: str, golden: dict[str, np.ndarray], chunk: int
+) -> None:
+    one, two = (make(TINY / family, max_batch_size=64, threads=threads) for threads in (1, 2))
+    draw = np.random.default_rng(1)
+    prompts = [golden["long_ids"].tolist(), *(draw.integers(0, 490, size=n).tolist() for n in (3, 90, 17, 64, 1, 33))]
+    together = forced_logits(two.runner, two.limits, prompts, chunk=chunk)
+    for prompt, got in zip(prompts, together, strict=True):
+        (alone,) = forced_logits(one.runner, one.limits, [prompt], chunk=64)
+        np.testing.assert_array_equal(got.view(np.uint32), alone.view(np.uint32))
+
+
+def test_the_newer_spelling_of_config_is_the_same_model(make: Any, family: str, tmp_path: Path) -> None:
+    for file in (TINY / family).iterdir():
+        if file.name not in ("config.json", "config.v5.json"):
+            (tmp_path / file.name).symlink_to(file)
+    (tmp_path / "config.json").symlink_to(TINY / family / "config.v5.json")
+    old, new = make(TINY / family).model.spec, make(tmp_path).model.spec
+    assert new == old
+
+
+def test_gguf_names_of_the_dense_models(make: Any) -> None:
+    """The same weights in q8_0: the greedy ids are kept, and logits are off by what eight bits cost."""
+    with np.load(TINY / "qwen3" / "golden.npz") as file:
+        golden = dict(file)
+    built = make(TINY / "qwen3" / "model.Q8_0.gguf", max_batch_size=64)
+    tokens, want = reference(golden)
+    (logits,) = forced_logits(built.runner, built.limits, [tokens], chunk=64)
+    assert np.abs(logits[: len(want)] - want).max() < 0.2
+    assert logits[23 : len(want)].argmax(-1).tolist() == golden["gen_ids"].tolist()
+
+
+def test_a_sequence_that_gave_its_place_up_goes_on_with_the_same_ids(
+    make: Any, family: str, golden: dict[str, np.ndarray]
+) -> None:
+    """Pages for little more than one of four: the younger ones are put out and computed again in slots that others used."""
+    roomy, tight = (
+        make(TINY / family, max_batch_size=4),
+        make(TINY / family, max_batch_size=4, **few_pages(make, family)),
+    )
+    prompts = [golden["long_ids"][start : start + 40] for start in range(0, 80, 20)]
+    want = greedy(roomy, prompts, 60)
+    scheduler = Scheduler(tight.limits)
+    assert greedy(tight, prompts, 60, scheduler) == want
+    assert scheduler.preemptions > 0
+    assert len({tuple(ids) for ids in want}) == len(want)
+
+
+def few_pages(make: Any, family: str) -> dict[str, Any]:
+    """Flags for a server whose cache holds about 160 tokens."""
+    plain = make(TINY / family, max_batch_size=4, max_seq_len=128, max_prefill_tokens=64)
+    fixed = sum(term.nbytes for term in plain.budget.terms if term.name != "KV pages")
+    page = next(term.nbytes for term in plain.budget.terms if term.name == "KV pages") // plain.budget.pages
+    return {"max_seq_len": 128, "max_prefill_tokens": 64, "memory": fixed + -(-160 // plain.limits.page_tokens) * page}
