@@ -1,6 +1,7 @@
 """A stranger's machine, from installation to tokens, with no part of it in this checkout's environment."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -92,6 +93,6 @@ def test_its_own_kernel_is_what_runs(variant):
     """With zeros for the gate the feed-forward layers are silent, and the text must be another."""
     variant.edit("kernels/toy/common/gate.cpp", "* up[base + k];", "* up[base + k] * 0.0f;")
     said = variant.type("$ atlas kernels build --hw toy")
-    assert said.text.splitlines()[-1] == "kernels: 1 built, 6 up to date", said.text
+    assert re.fullmatch(r"kernels: 1 built, [1-9]\d* up to date", said.text.splitlines()[-1]), said.text
     want = golden()
     assert generate(variant, want["input_ids"], 16) != want["gen_ids"].tolist()

@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import cast
 
 from atlas_core.assembly.machine import Machine, choose_machine, kernel_tree
 from atlas_core.assembly.plan import settled
+from atlas_core.assembly.trial_process import Tell, report_of
 from atlas_core.conformance import run
 from atlas_core.conformance.codecs import WeightCodec, codecs_of, plain_codecs
 from atlas_core.conformance.results import Report, Result, Timing
@@ -26,13 +28,22 @@ BYTES_PER_GB = 1e9
 def test_hardware(
     registry: Registry, hardware: str, text: str, heard: Callable[[Result], None]
 ) -> Iterator[tuple[str, Report]]:
-    """The report of every hardware that matches and is present. Raises ResolveError when none is."""
+    """The report of every hardware that matches and is present. Raises ResolveError when none is.
+
+    Each runs in a process of its own: a kernel that takes it down is named by the report.
+    """
     for machine in _present(registry, hardware):
-        backend = _open(machine)
-        try:
-            yield machine.name, run.test(_subject(machine, backend), _options(registry, machine, text), heard)
-        finally:
-            backend.close()
+        yield machine.name, report_of(partial(_test, registry, machine.name, text), heard)
+
+
+def _test(registry: Registry, hardware: str, text: str, tell: Tell) -> None:
+    """In the process of the trials."""
+    machine = choose_machine(registry, hardware)
+    backend = _open(machine)
+    try:
+        tell(run.test(_subject(machine, backend), _options(registry, machine, text), tell, tell))
+    finally:
+        backend.close()
 
 
 def bench_hardware(

@@ -4,12 +4,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Status = Literal["passed", "failed", "unsupported"]
+Status = Literal["passed", "failed", "unsupported", "begun"]
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One implementation on one trial. ``detail`` says what is wrong, or why it is not supported."""
+    """One implementation on one trial. ``detail`` says what is wrong, or why it is not supported.
+
+    ``begun`` is heard before a trial runs, and is in no report.
+    """
 
     op: str
     implementation: str

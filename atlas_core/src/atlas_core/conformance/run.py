@@ -59,14 +59,18 @@ def test(  # the verb of the command line, no test of pytest's
     subject: Subject,
     options: Options | None = None,  # noqa: PT028
     on_result: OnResult | None = None,  # noqa: PT028
+    on_begin: OnResult | None = None,  # noqa: PT028
 ) -> Report:
     """Run every trial that an implementation supports.
 
-    ``on_result`` hears each result as it comes. A lost device ends the run; the report says so.
+    ``on_result`` hears each result as it comes, ``on_begin`` before each trial runs (a Result with status "begun"). A lost
+    device ends the run; the report says so.
     """
     options = options or Options()
     report = Report(missing=_without_trials(subject, options))
     for implementation, variant, verdict in _questions(subject, options, large=False):
+        if on_begin and verdict.ok:
+            on_begin(_result(implementation, variant, "begun", ""))
         try:
             result = _tested(subject, implementation, variant, verdict)
         except DeviceError as error:

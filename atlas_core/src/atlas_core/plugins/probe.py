@@ -51,10 +51,11 @@ class Prober:
             answer = json.loads(answers[-1])
             return Verdict(answer["ok"], tuple(answer["reasons"]), answer["rank"])
         last = err.strip().splitlines()[-1:] or ["it said nothing"]
-        return Verdict.no(f"the probe {target} {_ending(child.returncode)}: {last[0]}")
+        return Verdict.no(f"the probe {target} {ending(child.returncode)}: {last[0]}")
 
 
-def _ending(code: int) -> str:
+def ending(code: int) -> str:
+    """How a child process ended, by its exit code: a predicate for a sentence."""
     if code >= 0:
         return f"ended without an answer (exit status {code})"
     try:
