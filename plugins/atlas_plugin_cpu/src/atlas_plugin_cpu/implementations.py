@@ -1,11 +1,11 @@
 """Every op of core, by the CPU's kernels."""
 
 from atlas_core.contracts.ops import OpImplementation
-from atlas_plugin_cpu import cached, dense, heads, tail
+from atlas_plugin_cpu import cached, dense, fast, heads, tail
 
 
 def implementations() -> list[OpImplementation]:
-    """One implementation of each primitive."""
+    """One implementation of each primitive by exact arithmetic, and faster ones for fast numerics."""
     return [
         tail.StepBegin(),
         dense.Embed(),
@@ -26,4 +26,9 @@ def implementations() -> list[OpImplementation]:
         tail.Sample(),
         tail.Logprobs(),
         tail.Advance(),
+        fast.FastLinear(),
+        fast.FastLinearAdd(),
+        fast.FastNormLinear(),
+        fast.FastNormQkv(),
+        fast.FastNormGateUp(),
     ]

@@ -21,6 +21,7 @@ class CpuPlugin:
             probe="atlas_plugin_cpu.machine:probe",
             kernel_roots=(KernelRoot("atlas_plugin_cpu"),),
             implementations="atlas_plugin_cpu.implementations:implementations",
+            fused="atlas_plugin_cpu.fused:fused_ops",
             bucketed=False,
         )
 

@@ -85,9 +85,16 @@ ATLAS_INLINE float sum(f32x16 v) {
 ATLAS_INLINE f32x16 larger(f32x16 a, f32x16 b) { return a > b ? a : b; }
 
 ATLAS_INLINE float largest(f32x16 v) {
-    float best = v[0];
-    for (int i = 1; i < kLanes; ++i) best = v[i] > best ? v[i] : best;
-    return best;
+    typedef float f32x8 __attribute__((vector_size(32)));
+    typedef float f32x4 __attribute__((vector_size(16)));
+    const f32x8 low = __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7);
+    const f32x8 high = __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15);
+    const f32x8 eight = low > high ? low : high;
+    const f32x4 first = __builtin_shufflevector(eight, eight, 0, 1, 2, 3);
+    const f32x4 second = __builtin_shufflevector(eight, eight, 4, 5, 6, 7);
+    const f32x4 four = first > second ? first : second;
+    const float left = four[0] > four[2] ? four[0] : four[2], right = four[1] > four[3] ? four[1] : four[3];
+    return left > right ? left : right;
 }
 
 // e to the x, within 2 units in the last place; x is clamped to [-87.3, 88.3], where the result stays a normal number.

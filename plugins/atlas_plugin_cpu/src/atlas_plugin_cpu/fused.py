@@ -1,0 +1,44 @@
+"""Sequences of primitives that the CPU runs as one: fewer waits, and activations rounded once for several weights."""
+
+from atlas_core.contracts.ops import FusedCall, FusedOp
+
+NORM = FusedCall("rms_norm", {"x": "x", "weight": "norm_weight", "y": "normed"}, {"eps": "eps"})
+
+
+def _linear(weight: str, y: str, x: str = "normed") -> FusedCall:
+    return FusedCall("linear", {"x": x, "weight": weight, "y": y})
+
+
+LINEAR_ADD = FusedOp(
+    "linear_add",
+    (_linear("weight", "product", "x"), FusedCall("add", {"x": "residual", "z": "product", "y": "y"})),
+    ("y",),
+)
+"""A projection back into the residual stream."""
+
+NORM_LINEAR = FusedOp("norm_linear", (NORM, _linear("weight", "y")), ("y",))
+"""The head."""
+
+NORM_QKV = FusedOp(
+    "norm_qkv",
+    (NORM, _linear("q_weight", "q"), _linear("k_weight", "k"), _linear("v_weight", "v")),
+    ("q", "k", "v"),
+)
+"""Queries, keys and values."""
+
+NORM_GATE_UP_SILU = FusedOp(
+    "norm_gate_up_silu",
+    (
+        NORM,
+        _linear("gate_weight", "gate"),
+        _linear("up_weight", "up"),
+        FusedCall("silu_mul", {"gate": "gate", "up": "up", "y": "y"}),
+    ),
+    ("y",),
+)
+"""The first half of a SwiGLU feed-forward network."""
+
+
+def fused_ops() -> list[FusedOp]:
+    """Every fused op that the CPU knows."""
+    return [LINEAR_ADD, NORM_LINEAR, NORM_QKV, NORM_GATE_UP_SILU]

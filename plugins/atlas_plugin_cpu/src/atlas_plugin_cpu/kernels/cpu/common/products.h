@@ -1,0 +1,166 @@
+// Products of prepared rows with one group of 16 rows of a packed weight.
+//
+// The bits of an output depend on its row and its weight alone: blocks are added in order, each as
+//     total = fma(sum of integer products * scale of the weight, scale of the row, total)
+// and, in formats with a minimum, total = fma(minimum, moment of the row, total). One row, several and tiles of 16 do the
+// same.
+#pragma once
+
+#include "integers.h"
+#include "tiles.h"
+#include "weights.h"
+
+// Where results go: ``lanes`` outputs of each row from column ``at`` on.
+struct Target {
+    enum Mode { kStore, kAdd, kGate };  // y = total; y = other + total; y = silu(other) * total
+    Mode mode;
+    float* y;
+    const float* other;
+    int outputs, at, lanes;
+
+    ATLAS_INLINE void put_row(int row, f32x16 total) const {
+        const size_t place = static_cast<size_t>(row) * outputs + at;
+        if (mode != kStore) {
+            const f32x16 before = take(other + place, lanes);
+            total = mode == kAdd ? before + total : before / (1.0f + exponential(-before)) * total;
+        }
+        put(y + place, total, lanes);
+    }
+};
+
+template <bool kMinimum>
+ATLAS_INLINE f32x16 accumulate(f32x16 total, i32x16 part, Scales<kMinimum> weight, float scale, float moment) {
+    total = fma(__builtin_convertvector(part, f32x16) * weight.scale, splat(scale), total);
+    if constexpr (kMinimum) total = fma(weight.minimum, splat(moment), total);
+    return total;
+}
+
+// T rows of one set of prepared rows, from ``row`` on.
+template <class Format, int T>
+void multiply_rows(const Prepared& x, int row, const uint8_t* group, f32x16* totals) {
+    constexpr int kBlocks = Format::kColumns / kInts, kQuads = 8 / Format::kHalves;
+    f32x16 total[T] = {};
+    for (int block = 0; block < x.blocks(); group += Format::kBytes) {
+#pragma GCC unroll 1
+        for (int b = 0; b < kBlocks; ++b, ++block) {
+#pragma GCC unroll 2
+            for (int half = 0; half < Format::kHalves; ++half) {
+                const Scales<Format::kMinimum> scales = Format::scales(group, b, half);
+                u8x64 codes[kQuads];
+#pragma GCC unroll 8
+                for (int j = 0; j < kQuads; ++j) codes[j] = Format::codes(group, b, half * kQuads + j);
+#pragma GCC unroll 8
+                for (int t = 0; t < T; ++t) {
+                    const int8_t* ints = x.ints(block, row + t) + 4 * kQuads * half;
+                    int32_t start = 0;
+                    if constexpr (Format::kOffset != 0) {
+                        start = x.sums(block, half)[row + t];
+                        if constexpr (Format::kHalves == 1) start += x.sums(block, 1)[row + t];
+                    }
+                    i32x16 part = i32x16{} - start * Format::kOffset, other = {};
+#pragma GCC unroll 4
+                    for (int j = 0; j < kQuads; j += 2) {
+                        part = dot<Format::kCodes>(part, codes[j], ints + 4 * j);
+                        other = dot<Format::kCodes>(other, codes[j + 1], ints + 4 * j + 4);
+                    }
+                    total[t] = accumulate(total[t], part + other, scales, x.scales(block)[row + t],
+                                          x.moments(block)[row + t]);
+                }
+            }
+        }
+    }
+    for (int t = 0; t < T; ++t) totals[t] = total[t];
+}
+
+#if defined(ATLAS_TILES)
+
+// A group as signed bytes, which tiles multiply: for each block 8 vectors of codes less the offset, then the scales.
+template <class Format>
+struct Panel {
+    static constexpr int kScales = Format::kHalves * (Format::kMinimum ? 2 : 1), kBytes = 512 + 64 * kScales;
+
+    static void fill(uint8_t* panel, const uint8_t* group, int columns) {
+        for (int k = 0; k < columns; k += Format::kColumns, group += Format::kBytes) {
+            for (int b = 0; b < Format::kColumns / kInts; ++b, panel += kBytes) {
+                for (int j = 0; j < 8; ++j) {
+                    const u8x64 ints = Format::codes(group, b, j) - static_cast<uint8_t>(Format::kOffset);
+                    memcpy(panel + 64 * j, &ints, sizeof ints);
+                }
+                for (int half = 0; half < Format::kHalves; ++half) {
+                    const Scales<Format::kMinimum> scales = Format::scales(group, b, half);
+                    memcpy(panel + 512 + half * sizeof scales, &scales, sizeof scales);
+                }
+            }
+        }
+    }
+};
+
+// 16 rows at once. The tile unit works on one block while the sums of the one before are scaled.
+template <class Format>
+void multiply_tile(const Prepared& x, const uint8_t* panel, f32x16* totals) {
+    constexpr int kHalves = Format::kHalves, kWidth = kInts / kHalves;
+    alignas(64) int32_t sums[2][kTileRows][kLanes];
+    f32x16 total[kTileRows] = {};
+    const int steps = x.blocks() * kHalves;
+    const auto issue = [&](int step) ATLAS_FLAT {
+        const int block = step / kHalves, half = step % kHalves;
+        const uint8_t* codes = panel + static_cast<size_t>(block) * Panel<Format>::kBytes + half * 256;
+        tile_product(step % 2, x.ints(block, 0) + half * kWidth, codes, sums[step % 2]);
+    };
+    issue(0);
+    for (int step = 0; step < steps; ++step) {
+        if (step + 1 < steps) issue(step + 1);
+        const int block = step / kHalves, half = step % kHalves;
+        Scales<Format::kMinimum> scales;
+        memcpy(&scales, panel + static_cast<size_t>(block) * Panel<Format>::kBytes + 512 + half * sizeof scales,
+               sizeof scales);
+        const float *scale = x.scales(block), *moment = x.moments(block);
+#pragma GCC unroll 16
+        for (int t = 0; t < kTileRows; ++t) {
+            i32x16 part;
+            memcpy(&part, sums[step % 2][t], sizeof part);
+            total[t] = accumulate(total[t], part, scales, scale[t], moment[t]);
+        }
+    }
+    for (int t = 0; t < kTileRows; ++t) totals[t] = total[t];
+}
+
+#endif
+
+// All rows of one group; ``x`` are sets of x.width rows, one behind the other, and ``panel`` is room for a group.
+template <class Format>
+void multiply_group(Prepared x, int rows, const uint8_t* group, [[maybe_unused]] uint8_t* panel, const Target& target) {
+    f32x16 totals[kTileRows];
+#if defined(ATLAS_TILES)
+    const bool tiles = kHaveTiles && x.width == kTileRows && rows >= kRowsForTiles;
+    if (tiles) {
+        Panel<Format>::fill(panel, group, x.columns);
+        tile_configure(kInts / Format::kHalves);
+    }
+#endif
+    for (int first = 0; first < rows; first += x.width, x.base += Prepared::bytes(x.columns, x.width)) {
+        const int count = rows - first < x.width ? rows - first : x.width;
+#if defined(ATLAS_TILES)
+        if (tiles) multiply_tile<Format>(x, panel, totals);
+        else
+#endif
+            for (int done = 0; done < count;) {
+#if defined(__AVX512F__)
+                if (count - done >= 8) {
+                    multiply_rows<Format, 8>(x, done, group, totals + done), done += 8;
+                    continue;
+                }
+#endif
+                if (count - done >= 4) multiply_rows<Format, 4>(x, done, group, totals + done), done += 4;
+                else if (count - done >= 2) multiply_rows<Format, 2>(x, done, group, totals + done), done += 2;
+                else multiply_rows<Format, 1>(x, done, group, totals + done), done += 1;
+            }
+        for (int t = 0; t < count; ++t) target.put_row(first + t, totals[t]);
+    }
+#if defined(ATLAS_TILES)
+    if (tiles) tile_release();
+#endif
+}
+
+// Bytes of a panel of any format.
+ATLAS_INLINE size_t panel_bytes(int columns) { return static_cast<size_t>(columns) / kInts * (512 + 128); }
