@@ -1,12 +1,10 @@
-"""What the process environment says: which plugins to load, and settings. The only place where it is read for them."""
+"""What the process environment says of plugins and keys. The only place where it is read for them."""
 
 import os
 import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 from atlas_core.plugins import Registry, discover
-from atlas_core.settings import Settings, read_settings
 from atlas_core.vocab.errors import UsageError
 
 
@@ -33,24 +31,6 @@ def client_key(environ: Mapping[str, str] | None = None) -> str | None:
     """The key with which to ask a server: the first in ATLAS_API_KEY, where a server finds those that it accepts."""
     text = (os.environ if environ is None else environ).get("ATLAS_API_KEY", "")
     return text.partition(",")[0].strip() or None
-
-
-def settings_from_environment(
-    flags: Mapping[str, object], environ: Mapping[str, str] | None = None, file: str | None = None
-) -> Settings:
-    """Settings from ``flags`` (see ``read_settings``), the environment (None: the process's) and a settings file.
-
-    ``file`` is its path (None: ATLAS_CONFIG, if set). Raises UsageError for every mistake, and for a file that cannot be read.
-    """
-    environ = os.environ if environ is None else environ
-    file = file or environ.get("ATLAS_CONFIG")
-    if not file:
-        return read_settings(flags, environ)
-    try:
-        text = Path(file).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"the settings file {file} cannot be read", str(error), "name a readable TOML file") from error
-    return read_settings(flags, environ, text, str(file))
 
 
 def _trace(line: str) -> None:

@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 import click
 
-from atlas_core.assembly.environment import settings_from_environment
+from atlas_core.assembly.asked import settings_from_environment
 from atlas_core.settings import OPTIONS, Option, Settings
 
 F = TypeVar("F", bound=Callable[..., Any])

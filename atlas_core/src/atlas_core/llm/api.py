@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self
 
+from atlas_core.assembly.asked import settings_from_environment
 from atlas_core.assembly.engine import Ledger, build, engine_of
-from atlas_core.assembly.environment import discover_plugins, settings_from_environment
+from atlas_core.assembly.environment import discover_plugins
 from atlas_core.assembly.served import fetch, served_model
 from atlas_core.engine.loop import Engine
 from atlas_core.llm.asking import Asked, asked_chat, asked_prompts
