@@ -29,11 +29,13 @@ def complete(clean_environment, words):
     told = subprocess.run(
         [sys.executable, "-c", script], env=variables, capture_output=True, text=True, check=True
     ).stdout
-    return [line.partition(",")[2] for line in told.splitlines()]
+    return told.splitlines()
 
 
-def test_commands_and_flags_are_completed(clean_environment):
-    assert complete(clean_environment, "atlas ") == list(COMMANDS)
-    assert complete(clean_environment, "atlas ch") == ["chat"]
-    assert complete(clean_environment, "atlas serve --max-b") == ["--max-batch-size", "--max-body"]
-    assert complete(clean_environment, "atlas kernels li") == ["lint", "list"]
+def test_commands_flags_and_models_are_completed(clean_environment):
+    assert complete(clean_environment, "atlas ") == [f"plain,{name}" for name in COMMANDS]
+    assert complete(clean_environment, "atlas ch") == ["plain,chat"]
+    assert complete(clean_environment, "atlas --v") == ["plain,--version"]
+    assert complete(clean_environment, "atlas serve --max-b") == ["plain,--max-batch-size", "plain,--max-body"]
+    assert complete(clean_environment, "atlas kernels li") == ["plain,lint", "plain,list"]
+    assert complete(clean_environment, "atlas serve smol") == ["plain,smollm2", "file,smol"]

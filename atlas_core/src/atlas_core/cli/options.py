@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
 from atlas_core.assembly.asked import settings_from_environment
 from atlas_core.settings import OPTIONS, Option, Settings
@@ -42,7 +43,7 @@ def settings_options(*names: str) -> Callable[[F], F]:
 
 def _parameter(option: Option) -> Callable[[F], F]:
     if option.name == "model":
-        return click.argument("model", required=False)
+        return click.argument("model", required=False, shell_complete=_complete_model)
     shown = f"default {option.default}" if option.default not in (None, ()) else f"default: {option.unset}"
     return click.option(
         option.flag, *option.aliases, option.name, metavar=option.kind.metavar, multiple=option.kind.repeated,
@@ -57,3 +58,12 @@ def settings_from(params: Mapping[str, Any], environ: Mapping[str, str] | None =
     """
     flags = {name: params[name] for name in OPTIONS if params.get(name) not in (None, ())}
     return settings_from_environment(flags, environ, params.get("config"))
+
+
+def _complete_model(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Names of the catalogue, then paths, which the shell knows best."""
+    from atlas_core.assembly.environment import discover_plugins
+    from atlas_core.assembly.model import catalogue
+
+    names = sorted(entry.name for entry in catalogue(discover_plugins()) if entry.name.startswith(incomplete))
+    return [*map(CompletionItem, names), CompletionItem(incomplete, type="file")]
