@@ -9,6 +9,7 @@ namespace {
 template <class Convert>
 __device__ void each_pair(int64_t pairs, Convert convert) {
     const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
+#pragma unroll 1
     for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < pairs; i += step) convert(i);
 }
 

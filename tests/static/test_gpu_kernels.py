@@ -1,0 +1,159 @@
+"""What is true of every NVIDIA kernel before any GPU has seen it.
+
+The first run compiles everything, which takes a minute or two; later runs compile what has changed.
+"""
+
+from pathlib import Path
+
+import pytest
+from cubin_file import Cubin
+
+from atlas_core.kernels.closure import closure
+from atlas_core.vocab.errors import KernelError
+
+PROBES = Path(__file__).parent / "probes"
+TARGETS = [("hopper", "sm_90a"), ("gb10", "sm_121a"), ("gb10", "sm_120f"), ("gb10", "sm_90a")]
+"""The tree of gb10 is built for Hopper as well: there its kernels can be run."""
+SM_12X = [("gb10", "sm_121a"), ("gb10", "sm_120f")]
+SHARED = {"sm_90a": 227 * 1024, "sm_121a": 99 * 1024, "sm_120f": 99 * 1024}
+"""Bytes of shared memory that a block may have (CUDA programming guide, compute capabilities)."""
+REGISTERS = 65536
+"""Of a multiprocessor (the same)."""
+
+COPIES, PRODUCTS, MATRICES = "LDGSTS", "HMMA.16816.F32.BF16", "LDSM"
+ALONE = "ACQBULK"
+"""griddepcontrol.wait: what a kernel says that may begin before its predecessor has ended."""
+EARLY = "PREEXIT"
+"""griddepcontrol.launch_dependents."""
+EXPECTED = {
+    "linear_gemv": {COPIES, PRODUCTS, EARLY},
+    "norm_qkv": {COPIES, PRODUCTS, EARLY},
+    "norm_gate_up": {COPIES, PRODUCTS, EARLY},
+    "linear_gemm": {COPIES, PRODUCTS, MATRICES},
+    "paged_decode": {COPIES, PRODUCTS},
+    "paged_prefill": {COPIES, PRODUCTS, MATRICES},
+}
+"""Opcodes that the speed of a source rests on, by its stem: weights and keys come by asynchronous copies, products are the
+tensor cores'."""
+E2M1 = {"e2m1_encode": "F2FP.SATFINITE.E2M1.F32.PACK_AB_MERGE_C", "e2m1_decode": "F2FP.F16.E2M1.UNPACK_B"}
+
+targets = pytest.mark.parametrize(("hardware", "arch"), TARGETS)
+on_sm_12x = pytest.mark.parametrize(("hardware", "arch"), SM_12X)
+slow = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = slow
+
+
+@targets
+def test_every_module_compiles_without_a_warning_and_spills_nothing(builds, hardware, arch):
+    records = builds.records(hardware, arch)
+    units = {unit.module: unit for unit in builds.tree.units(hardware)}
+    assert set(records) == set(units)
+    assert [name for name, unit in units.items() if unit.max_spill_bytes] == []
+    spills = {(name, e): v.spills for name, record in records.items() for e, v in record.entries.items()}
+    assert spills == dict.fromkeys(spills, 0)
+
+
+@targets
+def test_static_shared_memory_and_registers_fit_a_block(builds, hardware, arch):
+    for name, record in builds.records(hardware, arch).items():
+        for entry, found in record.entries.items():
+            assert found.shared is not None, (name, entry)
+            assert found.shared <= SHARED[arch], (name, entry)
+            assert found.registers is not None, (name, entry)
+            assert found.registers <= 255, (name, entry)
+
+
+@targets
+def test_every_binary_is_of_its_architecture(builds, hardware, arch):
+    found = {name: builds.cubin(hardware, arch, name).sm for name in builds.records(hardware, arch)}
+    assert found == dict.fromkeys(found, int(arch[3:-1]))
+
+
+@targets
+def test_no_kernel_calls_a_function_of_the_driver(builds, hardware, arch):
+    found = {name: builds.cubin(hardware, arch, name).foreign for name in builds.records(hardware, arch)}
+    assert found == dict.fromkeys(found, [])
+
+
+def test_the_gate_sees_a_call_of_the_driver(builds, tmp_path):
+    """On sm_12x only, a bulk copy to .shared::cluster becomes a call."""
+
+    def foreign(name: str, arch: str) -> list[str]:
+        return Cubin(builds.compile_alone(PROBES / name, arch, tmp_path / f"{arch}.cubin").read_bytes()).foreign
+
+    assert foreign("bulk_to_cluster.cu", "sm_121a") == ["__cuda_syscall_cp_async_bulk_unicast"]
+    assert foreign("bulk_to_cluster.cu", "sm_90a") == []
+    assert foreign("bulk_to_cta.cu", "sm_121a") == []
+
+
+@targets
+def test_no_thread_keeps_an_array_in_local_memory(builds, hardware, arch):
+    local = {"STL", "LDL"}
+    for name in builds.records(hardware, arch):
+        for function, opcodes in builds.opcodes(builds.path(hardware, arch, name)).items():
+            assert local.isdisjoint(opcode.partition(".")[0] for opcode in opcodes), (name, function)
+
+
+@targets
+def test_sources_become_the_instructions_that_they_rest_on(builds, hardware, arch):
+    checked = set()
+    for unit in builds.tree.units(hardware):
+        stem = unit.source.rpartition("/")[2].removesuffix(".cu")
+        for function, opcodes in builds.opcodes(builds.path(hardware, arch, unit.module)).items():
+            missing = [
+                wanted for wanted in EXPECTED.get(stem, ()) if not any(opcode.startswith(wanted) for opcode in opcodes)
+            ]
+            assert missing == [], (unit.module, function)
+        checked.add(stem)
+    assert set(EXPECTED) <= checked
+
+
+@targets
+def test_every_kernel_of_a_step_waits_for_its_predecessor(builds, hardware, arch):
+    """They are launched so that they may begin early: one that does not wait reads what is not there yet."""
+    for unit in builds.tree.units(hardware):
+        if unit.module == "nvfp4_convert":  # no part of a step
+            continue
+        functions = builds.opcodes(builds.path(hardware, arch, unit.module))
+        assert set(functions) == {entry.name for entry in unit.entries}
+        assert [name for name, opcodes in functions.items() if ALONE not in opcodes] == [], unit.module
+
+
+@on_sm_12x
+def test_e2m1_conversions_are_one_instruction_and_twins_none(builds, hardware, arch):
+    functions = builds.opcodes(builds.path(hardware, arch, "nvfp4_convert"))
+    for entry, opcode in E2M1.items():
+        assert opcode in functions[entry]
+        assert not any("E2M1" in found for found in functions[f"{entry}_twin"])
+
+
+def test_elsewhere_e2m1_conversions_are_their_twins(builds):
+    functions = builds.opcodes(builds.path("gb10", "sm_90a", "nvfp4_convert"))
+    assert not any("E2M1" in opcode for opcodes in functions.values() for opcode in opcodes)
+    for entry in E2M1:
+        assert functions[entry] == functions[f"{entry}_twin"]
+
+
+@on_sm_12x
+def test_narrow_products_are_single_tensor_core_instructions(builds, hardware, arch, tmp_path):
+    functions = builds.opcodes(builds.compile_alone(PROBES / "narrow_mma.cu", arch, tmp_path / "narrow.cubin"))
+    assert "OMMA.SF.16864.F32.E2M1.E2M1.UE4M3.4X" in functions["nvfp4"]
+    assert "QMMA.16832.F32.E4M3.E2M1" in functions["e4m3_e2m1"]
+
+
+@pytest.mark.parametrize("source", ["narrow_mma.cu"])
+def test_targets_without_a_or_f_have_none_of_it(builds, source, tmp_path):
+    with pytest.raises(KernelError, match="not supported on .target 'sm_121'"):
+        builds.compile_alone(PROBES / source, "sm_121", tmp_path / "plain.cubin")
+
+
+def test_sources_write_bulk_copies_to_their_own_block_only(builds):
+    """``.shared::cluster`` as the target of a bulk copy is a call of the driver on sm_12x, and no faster on Hopper."""
+    texts = {}
+    for hardware in ("hopper", "gb10"):
+        for unit in builds.tree.units(hardware):
+            for path in closure(unit.source, unit.includes, builds.tree.read):
+                texts[path] = (builds.tree.read(path) or b"").decode()
+    assert len(texts) > 10
+    copies = {path: [line for line in text.splitlines() if "cp.async.bulk" in line] for path, text in texts.items()}
+    assert {path: lines for path, lines in copies.items() if any("shared::cluster" in line for line in lines)} == {}
