@@ -1,0 +1,80 @@
+"""Grammars that answers must follow, as llguidance reads them: one text that crosses to the engine."""
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+from llguidance import LLMatcher
+
+from atlas_core.contracts.dialect import ReasoningSyntax
+from atlas_core.text.dialect.thought import Opening
+from atlas_core.text.json_schema import checked
+from atlas_core.vocab.errors import RequestError
+
+MAX_BYTES = 1 << 19
+"""Of a whole grammar."""
+_WHITESPACE = "[ \\t\\n\\r]{0,40}"
+"""Between tokens of JSON; without a limit a model can write blanks for ever."""
+_BREAKS = "/[ \\n]{0,4}/"
+
+
+def json_rule(schema: Any, field: str) -> str:
+    """A Lark term for JSON that satisfies ``schema``. Raises RequestError that names keyword and place, see json_schema."""
+    return "%json " + json.dumps(_json(schema, field))
+
+
+def json_grammar(schema: Any, field: str) -> str:
+    """JSON that satisfies ``schema``; members come in the order of ``properties``. Raises RequestError."""
+    return "%llguidance {}\nstart: " + json_rule(schema, field) + "\n"
+
+
+def choice_grammar(choices: Sequence[str]) -> str:
+    """One of ``choices``, as it stands."""
+    return "%llguidance {}\nstart: " + " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices) + "\n"
+
+
+def regex_grammar(regex: str) -> str:
+    """Text that ``regex`` matches as a whole."""
+    compiled: Mapping[str, Any] = json.loads(LLMatcher.grammar_from_regex(regex))
+    return str(compiled["grammars"][0]["lark_grammar"])
+
+
+def with_thought(answer: str, syntax: ReasoningSyntax | None, state: Opening) -> str:
+    """The grammar of a whole output: ``answer``, a Lark grammar, behind a thought where one is open or may come."""
+    grammars: list[Mapping[str, Any]] = [{"name": "answer", "lark_grammar": answer}]
+    if syntax is not None and state != "closed":
+        start, end = (json.dumps(text, ensure_ascii=False) for text in (syntax.start, syntax.end))
+        thought = f"thought {_BREAKS}" if state == "open" else f"({start} thought {_BREAKS})?"
+        lark = f"%llguidance {{}}\nstart: {thought} @answer\nthought[suffix={end}]: /(?s:.*)/\n"
+        grammars.insert(0, {"name": "main", "lark_grammar": lark})
+    return json.dumps({"grammars": grammars})
+
+
+def check(grammar: str, field: str) -> None:
+    """Compile ``grammar`` once. Raises RequestError when it is too large or not valid; may take a while."""
+    if len(grammar) > MAX_BYTES:
+        _refuse(field, f"it has {len(grammar)} bytes compiled, and {MAX_BYTES} may be")
+    problem = _problem(grammar)
+    if problem:
+        _refuse(field, problem)
+
+
+@lru_cache(maxsize=256)
+def _problem(grammar: str) -> str:
+    failed, messages = LLMatcher.validate_grammar_with_warnings(grammar)
+    return " ".join(messages)[:500] if failed else ""
+
+
+def _pattern_error(pattern: str) -> str:
+    return _problem(LLMatcher.grammar_from_json_schema(json.dumps({"type": "string", "pattern": pattern})))
+
+
+def _json(schema: Any, field: str) -> dict[str, Any]:
+    return {**checked(schema, field, _pattern_error), "x-guidance": {"whitespace_pattern": _WHITESPACE}}
+
+
+def _refuse(field: str, why: str) -> None:
+    raise RequestError(
+        f"{field} is no grammar that can be enforced", why, "simplify it", field=field, code="invalid_grammar"
+    )
