@@ -14,10 +14,16 @@ from atlas_core.vocab.dtype import DType
 from atlas_core.vocab.model import CacheSpec, ModelSpec
 from atlas_core.vocab.sampling import MAX_TOP_LOGPROBS
 
+RESIDUAL = DType.F32
+"""Type of the residual stream."""
+
 
 @dataclass(frozen=True, slots=True)
 class StepLayout:
-    """What a record depends on besides the model: slots, page size, activation type, rows of the penalty pool."""
+    """What a record depends on besides the model: slots, page size, activation type, rows of the penalty pool.
+
+    The residual stream is float32 whatever the activation type is: dozens of sums into one value would lose it otherwise.
+    """
 
     slots: SlotLayout
     page_tokens: int
@@ -84,16 +90,16 @@ class ForwardBuilder:
         return y
 
     def embed(self, weight: Value) -> Value:
-        """Embedding of the step's tokens; weight [vocabulary, hidden]."""
-        return self._unary("embed", {"tokens": self.tokens, "weight": weight}, ("T", weight.shape[1]))
+        """Embedding of the step's tokens, the beginning of the residual stream; weight [vocabulary, hidden]."""
+        return self._unary("embed", {"tokens": self.tokens, "weight": weight}, ("T", weight.shape[1]), RESIDUAL)
 
     def rms_norm(self, x: Value, weight: Value, eps: float) -> Value:
         """Root mean square norm over the last dimension."""
         return self._unary("rms_norm", {"x": x, "weight": weight}, x.shape, eps=eps)
 
     def add(self, x: Value, z: Value) -> Value:
-        """x + z."""
-        return self._unary("add", {"x": x, "z": z}, x.shape)
+        """x + z, of the type of x: the residual stream stays what it is."""
+        return self._unary("add", {"x": x, "z": z}, x.shape, x.dtype)
 
     def linear(self, x: Value, weight: Value, dtype: DType | None = None) -> Value:
         """x · weightᵀ with weight [out, in]; ``dtype`` of the result, default the activation type."""
@@ -151,7 +157,7 @@ class ForwardBuilder:
     def gather_rows(self, x: Value) -> Value:
         """The rows [R, features] whose logits are wanted this step."""
         rows = self._recorder.value("logits_rows", "input", ("R",), DType.I32)
-        return self._unary("gather_rows", {"x": x, "logits_rows": rows}, ("R", x.shape[1]))
+        return self._unary("gather_rows", {"x": x, "logits_rows": rows}, ("R", x.shape[1]), x.dtype)
 
     def finish(self, logits: Value) -> Program:
         """End the forward segment at float32 ``logits`` [R, vocabulary] and add the sampling segment."""

@@ -50,15 +50,19 @@ def embed(rng: Rng, large: bool) -> Iterator[Trial]:
 
             shapes: dict[str, Shape] = {"tokens": ("T",), "weight": (vocab, hidden), "y": ("T", hidden)}
             yield pair(
-                f"vocab={vocab} hidden={hidden} {_count(lives[0])}", lives, shapes, make, fixed={"weight": weight}
-            )
+                f"vocab={vocab} hidden={hidden} {_count(lives[0])}", lives, shapes, make, fixed={"weight": weight},
+                dtypes={"y": DType.F32},
+            )  # fmt: skip
 
 
 def _rowwise(
     rng: Rng, large: bool, names: tuple[str, ...], weight: str = "", attrs: Mapping[str, Any] | None = None,
-    scale: float = 1.0,
+    scale: float = 1.0, residual: tuple[str, ...] = (),
 ) -> Iterator[Trial]:  # fmt: skip
-    """Ops whose rows are independent: ``names`` are inputs [N, features], the result is y, ``weight`` one vector."""
+    """Ops whose rows are independent: ``names`` are inputs [N, features], the result is y, ``weight`` one vector.
+
+    Operands named by ``residual`` are of the residual stream, which is float32.
+    """
     for features in (4096, 14336) if large else (64, 33, 576, 2048):
         fixed = {weight: 1 + normal(rng, features, scale=0.3)} if weight else {}
         for lives in LARGE_ROWS if large else (*ROWS, *MIXED):
@@ -72,19 +76,20 @@ def _rowwise(
             shapes: dict[str, Shape] = dict.fromkeys((*names, "y"), (dim, features))
             shapes |= {weight: (features,)} if weight else {}
             scaled = "" if scale == 1.0 else f" scale={scale:g}"
-            yield pair(f"features={features} {_count(lives[0])}{scaled}", lives, shapes, make, fixed=fixed, attrs=attrs)
+            label = f"features={features} {_count(lives[0])}{scaled}"
+            yield pair(label, lives, shapes, make, fixed=fixed, attrs=attrs, dtypes=dict.fromkeys(residual, DType.F32))
 
 
 def rms_norm(rng: Rng, large: bool) -> Iterator[Trial]:
     """Norms; small rows where eps matters."""
-    yield from _rowwise(rng, large, ("x",), "weight", {"eps": 1e-5})
+    yield from _rowwise(rng, large, ("x",), "weight", {"eps": 1e-5}, residual=("x",))
     if not large:
-        yield from _rowwise(rng, large, ("x",), "weight", {"eps": 1e-5}, scale=1e-3)
+        yield from _rowwise(rng, large, ("x",), "weight", {"eps": 1e-5}, scale=1e-3, residual=("x",))
 
 
 def add(rng: Rng, large: bool) -> Iterator[Trial]:
     """Residual sums."""
-    return _rowwise(rng, large, ("x", "z"))
+    return _rowwise(rng, large, ("x", "z"), residual=("x", "y"))
 
 
 def bias_add(rng: Rng, large: bool) -> Iterator[Trial]:
@@ -151,7 +156,8 @@ def gather_rows(rng: Rng, large: bool) -> Iterator[Trial]:
                 return {"x": normal(rng, live.tokens, features), "logits_rows": rows}
 
             shapes = {"x": ("T", features), "logits_rows": ("R",), "y": ("R", features)}
-            yield pair(f"features={features} {_count(lives[0])}", lives, shapes, make)
+            residual = {"x": DType.F32, "y": DType.F32}
+            yield pair(f"features={features} {_count(lives[0])}", lives, shapes, make, dtypes=residual)
 
 
 Rows = tuple[tuple[int, int], ...]
