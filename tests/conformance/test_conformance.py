@@ -227,9 +227,9 @@ class Choosy(ReferenceImplementation):
     """Takes bfloat16 only, never more than 64 features."""
 
     def supports(self, need):
-        x = need.operands["x"]
-        reasons = [f"works in bf16, and x is {x.dtype.value}"] if x.dtype is not DType.BF16 else []
-        reasons += [f"{x.shape[1]} features are more than 64"] if x.shape[1] > 64 else []
+        z = need.operands["z"]
+        reasons = [f"works in bf16, and z is {z.dtype.value}"] if z.dtype is not DType.BF16 else []
+        reasons += [f"{z.shape[1]} features are more than 64"] if z.shape[1] > 64 else []
         return Verdict.no(*reasons) if reasons else Verdict.yes()
 
 
@@ -334,7 +334,7 @@ def test_support_answers_without_running_anything():
     (row,) = json.loads(json.dumps(report.as_dict()))["implementations"]
     assert (row["op"], row["implementation"], row["failed"]) == ("add", "reference_add", 0)
     assert row["passed"] == len([r for r in report.results if r.status == "passed"]) > 0
-    assert "works in bf16, and x is f32, 576 features are more than 64" in row["reasons"]
+    assert "works in bf16, and z is f32, 576 features are more than 64" in row["reasons"]
 
 
 def test_bench_times_large_trials_with_the_clock_it_is_given():
