@@ -1,5 +1,6 @@
 """The engine's thread: whatever happens to it, nobody waits for ever."""
 
+import gc
 from queue import SimpleQueue
 
 import pytest
@@ -110,3 +111,23 @@ def test_an_engine_that_was_closed_takes_nothing():
     local.close()
     with pytest.raises(EngineError, match="closed"):
         list(local.run([request("x")]))
+
+
+def test_an_engine_may_be_collected_on_its_own_thread():
+    def script(name):
+        gc.collect()
+        return answer(name)
+
+    engine = Scripted(script)
+    circle = {"local": engine.start()}
+    circle["self"] = circle
+    thread, shared = circle["local"]._thread, circle["local"]._shared
+    gc.disable()
+    try:
+        del circle
+        shared.submit(request("x"), SimpleQueue())
+        thread.join(10)
+    finally:
+        gc.enable()
+    assert not thread.is_alive()
+    assert engine.released.get(timeout=5)

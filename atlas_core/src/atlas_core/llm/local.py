@@ -136,7 +136,8 @@ def _run(build: Build, shared: _Shared) -> None:
 
 def _stop(shared: _Shared, thread: threading.Thread) -> None:
     shared.inbox.put(Closed())
-    if thread.is_alive():
+    # The garbage collector may run this on the engine's own thread, which then ends after the present step.
+    if thread.is_alive() and thread is not threading.current_thread():
         thread.join(_GRACE)
 
 
