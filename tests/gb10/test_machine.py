@@ -6,6 +6,7 @@ from atlas_core.contracts.declarations import KernelRoot
 from atlas_core.kernels.scan import scan
 from atlas_core.vocab.errors import DeviceError
 from atlas_nvidia import driver
+from atlas_plugin_gb10.implementations import DEPTHS, NORM_DEPTH, implementations
 from atlas_plugin_gb10.plugin import gb10
 from atlas_plugin_gb10.probe import probe
 
@@ -42,7 +43,7 @@ def test_no_gpu_is_a_refusal(monkeypatch):
 
 def test_it_declares_the_machine_and_inherits_the_rest():
     declared = gb10.atlas_gpu_backend()
-    assert (declared.hardware, declared.implementations, declared.fused) == ("gb10", "", "")
+    assert (declared.hardware, declared.fused) == ("gb10", "")
     tree, _ = scan([KernelRoot("atlas_nvidia"), *declared.kernel_roots])
     assert tree.findings == ()
     assert [machine.manifest.name for machine in tree.chain("gb10")] == ["gb10", "nvidia"]
@@ -51,3 +52,18 @@ def test_it_declares_the_machine_and_inherits_the_rest():
     assert (manifest.sm_count, manifest.memory_bandwidth_gbps, manifest.memory_gb) == (48, 273, 128)
     modules = {unit.module for unit in tree.units("gb10")}
     assert modules == {unit.module for unit in tree.units("nvidia")} | {"nvfp4_convert"}
+
+
+def test_rings_are_as_deep_as_their_sources_are_compiled():
+    """The host reserves what the kernel uses: two places state the depth."""
+    tree, _ = scan([KernelRoot("atlas_nvidia"), KernelRoot("atlas_plugin_gb10")])
+    depths = {
+        unit.module: int(dict(unit.defines)["GEMV_DEPTH"])
+        for unit in tree.units("gb10")
+        if unit.origin.startswith("atlas_plugin_gb10:gb10/common (instance")
+    }
+    streamed = {
+        ("linear_gemv" if columns == 8 else f"linear_gemv_{columns}"): depth for columns, depth in DEPTHS.items()
+    }
+    assert depths == streamed | {"norm_qkv": NORM_DEPTH, "norm_gate_up": NORM_DEPTH}
+    assert {i.module for i in implementations() if i.module in depths} == set(depths)

@@ -7,7 +7,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from gpu_builds import GpuBuilds  # noqa: E402 -- lies beside this file
+from gpu_builds import GpuBuilds
 
 
 @pytest.fixture(scope="session")

@@ -109,7 +109,9 @@ class GpuBuilds:
             kept = self._root / "opcodes" / f"{key}.json"
             if not kept.exists():
                 kept.parent.mkdir(exist_ok=True)
-                kept.write_text(json.dumps(_disassembled(cubin)))
+                fresh = kept.with_suffix(f".{os.getpid()}")
+                fresh.write_text(json.dumps(_disassembled(cubin)))
+                fresh.replace(kept)
             self._code[key] = json.loads(kept.read_text())
         return self._code[key]
 

@@ -5,7 +5,7 @@ from atlas_core.hookspecs import hookimpl
 
 
 class Gb10:
-    """Hardware ``gb10``: it extends ``nvidia``, and adds what only compute capability 12.x has."""
+    """Hardware ``gb10``: it extends ``nvidia``; rings are shorter, and there is what only compute capability 12.x has."""
 
     @hookimpl
     def atlas_gpu_backend(self) -> GpuBackendDecl:
@@ -15,6 +15,7 @@ class Gb10:
             backend="atlas_nvidia.backend:open_backend",
             probe="atlas_plugin_gb10.probe:probe",
             kernel_roots=(KernelRoot("atlas_plugin_gb10"),),
+            implementations="atlas_plugin_gb10.implementations:implementations",
         )
 
 
