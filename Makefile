@@ -31,7 +31,7 @@ bench: kernels            ## time the CPU kernels
 	@$(BIN)/atlas kernels bench --hw cpu
 
 dist: $(VENV)/.tools      ## build the wheels, and prove that each installs without the others
-	@.ci/dist $(BIN)/python $(MEMBERS)
+	@$(BIN)/python .ci/dist $(MEMBERS)
 
 clean:                    ## forget the environment and everything built
 	rm -rf $(VENV) dist

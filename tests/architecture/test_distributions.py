@@ -4,7 +4,9 @@ import importlib
 import re
 import tomllib
 
+import importlib_metadata
 import pytest
+from packaging.requirements import Requirement
 
 import atlas_core
 from atlas_core.plugins import GROUPS
@@ -41,6 +43,53 @@ def test_every_dependency_is_pinned(root, packages):
     names = {normal(re.match(r"[A-Za-z0-9._-]+", text)[0]) for text in wanted}
     own = {normal(name) for name in packages}
     assert names - own - pinned == set()
+
+
+def test_the_pins_are_what_the_declared_dependencies_bring(root, packages):
+    """Nothing that an environment installs is left to the day on which it is made, and no pin outlives its reason."""
+    groups = tomllib.loads((root / "pyproject.toml").read_text())["dependency-groups"]
+    # The Makefile upgrades pip, and asks for a compiler where there is none; hatchling asks for editables as it builds.
+    todo = [*groups["dev"], "pip", "editables"]
+    for folder in packages.values():
+        found = project(folder)
+        todo += found["dependencies"]
+        todo += [name for extra in found.get("optional-dependencies", {}).values() for name in extra]
+    own = {normal(name) for name in packages}
+    brought: dict[str, str] = {"ziglang": dict(line.split("==") for line in pins(root))["ziglang"]}
+    seen = set()
+    while todo:
+        needed = Requirement(todo.pop())
+        name = normal(needed.name)
+        if name in own or (name, *needed.extras) in seen:
+            continue
+        seen.add((name, *needed.extras))
+        installed = importlib_metadata.distribution(name)
+        brought[name] = installed.version
+        for text in installed.requires or ():
+            marker = Requirement(text).marker
+            if marker is None or any(marker.evaluate({"extra": extra}) for extra in ("", *needed.extras)):
+                todo.append(text)
+    assert {normal(name): version for name, version in (line.split("==") for line in pins(root))} == brought
+
+
+def test_every_distribution_with_kernels_packages_them_with_the_same_hook(root, packages):
+    """Copies, since an sdist would carry a link that leads out of it."""
+    folders = [folder.parent.parent for folder in packages.values()] + sorted((root / "docs/examples").iterdir())
+    hooks = {folder.name: folder / "hatch_build.py" for folder in folders if (folder / "hatch_build.py").exists()}
+    machines = {
+        path.relative_to(root).parts[-6]: tomllib.loads(path.read_text())["hardware"]
+        for pattern in ("*/src", "plugins/*/src", "docs/examples/*/src")
+        for path in root.glob(f"{pattern}/*/kernels/*/HARDWARE.toml")
+    }
+    assert hooks.keys() >= {name for name, hardware in machines.items() if not hardware.get("abstract", False)}
+    assert len(hooks) >= 3
+    assert len({path.read_bytes() for path in hooks.values()}) == 1
+    assert [name for name, path in hooks.items() if path.is_symlink()] == []
+    for path in hooks.values():
+        wheel = tomllib.loads((path.parent / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"][
+            "wheel"
+        ]
+        assert wheel["hooks"] == {"custom": {}}, path
 
 
 def test_every_distribution_is_the_same_release_under_one_licence(packages):
