@@ -12,7 +12,7 @@ from atlas_core.vocab.messages import Generate
 from atlas_core.vocab.sampling import SamplingParams
 
 TINY = Path(__file__).parents[1] / "data" / "tiny"
-FAMILIES = ["qwen3"]
+FAMILIES = ["qwen3", "qwen3_moe", "qwen3_vl", "qwen3_vl_moe"]
 TOLERANCE = 2e-4
 
 

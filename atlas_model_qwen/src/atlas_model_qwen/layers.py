@@ -33,6 +33,8 @@ class Layer:
         q = step.rope(q, inv_freq, family.heads, dim)
         k = step.rope(k, inv_freq, family.kv_heads, dim)
         y = step.attention(q, k, v, ATTENTION, place, family.heads, dim**-0.5)
+        if family.gated:
+            y = step.sigmoid_mul(y, self._linear(x, "q_gate", family.heads * dim))
         return self._linear(y, "o", self._hidden, bias=family.o_bias)
 
     def mlp(self, x: Value, stem: str = "", size: int | None = None) -> Value:
@@ -40,6 +42,21 @@ class Layer:
         size = size or self._family.intermediate_size
         gate, up = self._linear(x, f"{stem}gate", size, bias=False), self._linear(x, f"{stem}up", size, bias=False)
         return self._linear(self._step.silu_mul(gate, up), f"{stem}down", self._hidden, bias=False)
+
+    def mixture(self, x: Value) -> Value:
+        """Routed experts, and beside them the shared one behind a gate of its own."""
+        step, experts = self._step, self._family.experts
+        assert experts is not None
+        logits = self._linear(x, "router", experts.count, bias=False, dtype=DType.F32)
+        routed = step.moe_route(logits, experts.active, normalise=experts.normalise)
+        wide = experts.count, experts.size, self._hidden
+        gate, up = self._weight("experts.gate", *wide), self._weight("experts.up", *wide)
+        down = self._weight("experts.down", experts.count, self._hidden, experts.size)
+        y = step.moe_experts(x, routed, gate, up, down)
+        if not experts.shared:
+            return y
+        shared = self.mlp(x, "shared.", experts.shared)
+        return step.add(y, step.sigmoid_mul(shared, self._linear(x, "shared.weight", 1, bias=False)))
 
     def _weight(self, part: str, *shape: int) -> Value:
         return self._step.weight(self._stem + part, *shape)

@@ -1,6 +1,7 @@
-"""The Qwen family as a ModelWeightLoader, one class for each model_type."""
+"""The Qwen family as a ModelWeightLoader, for each model_type."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from atlas_core.contracts.model import NameMap
@@ -13,10 +14,11 @@ from atlas_model_qwen.config import QwenConfig
 from atlas_model_qwen.layers import Layer
 
 
-class Qwen2Loader:
-    """Qwen2 and Qwen2.5: biases on queries, keys and values."""
+class QwenLoader:
+    """What all types have in common; ``model_type`` is the one it was made for."""
 
-    model_type = "qwen2"
+    def __init__(self, model_type: str) -> None:
+        self.model_type = model_type
 
     def read_config(self, given: Mapping[str, Any]) -> ModelSpec:
         """See ``config.read_config``."""
@@ -34,12 +36,15 @@ class Qwen2Loader:
         for index in range(spec.layers):
             layer = Layer(step, spec, index)
             h = step.add(h, layer.attention(layer.norm(h, "attention_norm"), index))
-            h = step.add(h, layer.mlp(layer.norm(h, "mlp_norm")))
+            x = layer.norm(h, "mlp_norm")
+            sparse = family.experts is not None and index in family.experts.layers
+            h = step.add(h, layer.mixture(x) if sparse else layer.mlp(x))
         x = step.rms_norm(step.gather_rows(h), step.weight("final_norm", spec.hidden_size), family.norm_eps)
         return step.linear(x, step.weight("head", spec.vocab_size, spec.hidden_size), DType.F32)
 
 
-class Qwen3Loader(Qwen2Loader):
-    """Qwen3: queries and keys normalised head by head."""
-
-    model_type = "qwen3"
+qwen2 = partial(QwenLoader, "qwen2")
+qwen3 = partial(QwenLoader, "qwen3")
+qwen3_moe = partial(QwenLoader, "qwen3_moe")
+qwen3_vl = partial(QwenLoader, "qwen3_vl")
+qwen3_vl_moe = partial(QwenLoader, "qwen3_vl_moe")

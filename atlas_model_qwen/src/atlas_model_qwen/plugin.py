@@ -8,17 +8,19 @@ from atlas_core.hookspecs import hookimpl
 
 @dataclass(frozen=True, slots=True)
 class Qwen:
-    """A model_type, the loader that reads it, and other names under which its checkpoints go."""
+    """A model_type, and other names under which its checkpoints go."""
 
     model_type: str
-    loader: str
     aliases: tuple[str, ...] = ()
 
     @hookimpl
     def atlas_model_weight_loader(self) -> ModelDecl:
         """The family under this name."""
-        return ModelDecl(self.model_type, f"atlas_model_qwen.loader:{self.loader}", self.aliases)
+        return ModelDecl(self.model_type, f"atlas_model_qwen.loader:{self.model_type}", self.aliases)
 
 
-qwen2 = Qwen("qwen2", "Qwen2Loader")
-qwen3 = Qwen("qwen3", "Qwen3Loader")
+qwen2 = Qwen("qwen2")
+qwen3 = Qwen("qwen3")
+qwen3_moe = Qwen("qwen3_moe")
+qwen3_vl = Qwen("qwen3_vl", ("qwen3_vl_text",))
+qwen3_vl_moe = Qwen("qwen3_vl_moe", ("qwen3_vl_moe_text",))

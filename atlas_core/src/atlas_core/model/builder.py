@@ -109,6 +109,44 @@ class ForwardBuilder:
         """Root mean square norm of each head of x [T, heads·d] with one weight [d]."""
         return self._unary("head_rms_norm", {"x": x, "weight": weight}, x.shape, eps=eps)
 
+    def gated_rms_norm(self, x: Value, gate: Value, weight: Value, eps: float) -> Value:
+        """head_rms_norm of x, times silu(gate), with gate of the shape of x."""
+        return self._unary("gated_rms_norm", {"x": x, "gate": gate, "weight": weight}, x.shape, eps=eps)
+
+    def l2_norm(self, x: Value, heads: int, head_dim: int, eps: float) -> Value:
+        """The first ``heads`` heads of ``head_dim`` features over their length; the rest of x passes through."""
+        return self._unary("l2_norm", {"x": x}, x.shape, heads=heads, head_dim=head_dim, eps=eps)
+
+    def sigmoid_mul(self, x: Value, gate: Value) -> Value:
+        """x · sigmoid(gate), with gate of the shape of x, or [T, 1]."""
+        return self._unary("sigmoid_mul", {"x": x, "gate": gate}, x.shape)
+
+    def moe_route(self, logits: Value, top_k: int, *, normalise: bool, scale: float = 1.0) -> tuple[Value, Value]:
+        """Experts (int32) and weights (float32), both [T, top_k], by softmax of float32 ``logits`` [T, experts]."""
+        attrs = {"top_k": top_k, "normalise": normalise, "scale": scale}
+        return self._route("moe_route", {"logits": logits}, top_k, attrs)
+
+    def moe_route_sigmoid(
+        self, logits: Value, bias: Value, top_k: int, *, groups: int, top_groups: int, normalise: bool, scale: float
+    ) -> tuple[Value, Value]:
+        """As moe_route, by sigmoid; ``bias`` [experts] counts for the choice, which the best ``top_groups`` are open to."""
+        attrs = {"top_k": top_k, "groups": groups, "top_groups": top_groups, "normalise": normalise, "scale": scale}
+        return self._route("moe_route_sigmoid", {"logits": logits, "bias": bias}, top_k, attrs)
+
+    def _route(
+        self, name: str, operands: Mapping[str, Value], top_k: int, attrs: Mapping[str, Any]
+    ) -> tuple[Value, Value]:
+        experts = self.activation("experts", "T", top_k, dtype=DType.I32)
+        weights = self.activation("weights", "T", top_k, dtype=DType.F32)
+        self.op(name, {**operands, "experts": experts, "weights": weights}, attrs)
+        return experts, weights
+
+    def moe_experts(self, x: Value, routed: tuple[Value, Value], gate: Value, up: Value, down: Value) -> Value:
+        """The routed experts of x, weighted; gate and up [experts, size, hidden], down [experts, hidden, size]."""
+        experts, weights = routed
+        operands = {"x": x, "experts": experts, "weights": weights, "gate": gate, "up": up, "down": down}
+        return self._unary("moe_experts", operands, x.shape)
+
     def bias_add(self, x: Value, bias: Value) -> Value:
         """x + bias, one vector for every row."""
         return self._unary("bias_add", {"x": x, "bias": bias}, x.shape)

@@ -4,6 +4,7 @@ from atlas_core.ops import references as ref
 from atlas_core.ops import sampling
 from atlas_core.ops.contract import Op, Operand, OpSet, Tolerance
 from atlas_core.ops.heads import HEAD_OPS
+from atlas_core.ops.moe import MOE_OPS
 from atlas_core.ops.tolerances import EXACT, ROUNDED, SUMMED
 from atlas_core.vocab.dtype import DType
 
@@ -185,4 +186,4 @@ SAMPLE_OPS = (
     ),
 )
 
-PRIMITIVES = OpSet((*FORWARD_OPS, *HEAD_OPS, *SAMPLE_OPS))
+PRIMITIVES = OpSet((*FORWARD_OPS, *HEAD_OPS, *MOE_OPS, *SAMPLE_OPS))

@@ -1,7 +1,7 @@
 """Every op of core, by the CPU's kernels."""
 
 from atlas_core.contracts.ops import OpImplementation
-from atlas_plugin_cpu import cached, dense, fast, heads, tail
+from atlas_plugin_cpu import cached, dense, fast, heads, moe, tail
 
 
 def implementations() -> list[OpImplementation]:
@@ -22,6 +22,9 @@ def implementations() -> list[OpImplementation]:
         heads.GatedRmsNorm(),
         heads.L2Norm(),
         heads.SigmoidMul(),
+        moe.MoeRoute(),
+        moe.MoeRouteSigmoid(),
+        moe.MoeExperts(),
         tail.ProcessLogits(),
         tail.Sample(),
         tail.Logprobs(),
