@@ -22,7 +22,8 @@ typedef float f32x16 __attribute__((vector_size(64)));
 typedef int32_t i32x16 __attribute__((vector_size(64)));
 typedef uint32_t u32x16 __attribute__((vector_size(64)));
 
-ATLAS_INLINE f32x16 splat(float value) { return f32x16{} + value; }
+// Written out: a sum with zero would be kept as one, since it makes +0 of -0.
+ATLAS_INLINE f32x16 splat(float v) { return f32x16{v, v, v, v, v, v, v, v, v, v, v, v, v, v, v, v}; }
 
 ATLAS_INLINE f32x16 load(const float* from) {
     f32x16 value;

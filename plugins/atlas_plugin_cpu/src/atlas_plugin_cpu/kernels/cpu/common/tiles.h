@@ -21,7 +21,9 @@ inline bool tiles_permitted() {
 
 const bool kHaveTiles = tiles_permitted();
 
-// Tiles for blocks of ``width`` columns. 0 and 1: sums; 2 and 3: activations; 4 and 5: weights.
+constexpr int kTilesInFlight = 4;
+
+// Tiles for blocks of ``width`` columns. 0 to 3: sums; 4 and 5: activations; 6 and 7: weights.
 inline void tile_configure(int width) {
     struct alignas(64) {
         uint8_t palette, start, reserved[14];
@@ -29,11 +31,9 @@ inline void tile_configure(int width) {
         uint8_t rows[16];
     } config = {};
     config.palette = 1;
-    for (int pair = 0; pair < 2; ++pair) {
-        config.rows[pair] = config.rows[2 + pair] = kTileRows;
-        config.rows[4 + pair] = static_cast<uint8_t>(width / 4);
-        config.row_bytes[pair] = config.row_bytes[4 + pair] = 64;
-        config.row_bytes[2 + pair] = static_cast<uint16_t>(width);
+    for (int tile = 0; tile < 8; ++tile) {
+        config.rows[tile] = tile < 6 ? kTileRows : static_cast<uint8_t>(width / 4);
+        config.row_bytes[tile] = tile == 4 || tile == 5 ? static_cast<uint16_t>(width) : 64;
     }
     // Written as assembly since GCC takes the intrinsic to read the first bytes only, and drops the other stores.
     __asm__ volatile("ldtilecfg %0" : : "m"(config));
@@ -41,23 +41,21 @@ inline void tile_configure(int width) {
 
 inline void tile_release() { _tile_release(); }
 
-// sums[16][16] = rows of 32 activation bytes apart * 4-column vectors of weights; ``odd`` chooses between two sets of tiles.
-inline __attribute__((always_inline)) void tile_product(int odd, const int8_t* x, const uint8_t* codes,
-                                                        int32_t (*sums)[16]) {
-    __asm__ volatile("" : : : "memory");
-    if (odd) {
-        _tile_zero(1);
-        _tile_loadd(3, x, 32);
-        _tile_loadd(5, codes, 64);
-        _tile_dpbssd(1, 3, 5);
-        _tile_stored(1, sums, 64);
-    } else {
-        _tile_zero(0);
-        _tile_loadd(2, x, 32);
-        _tile_loadd(4, codes, 64);
-        _tile_dpbssd(0, 2, 4);
-        _tile_stored(0, sums, 64);
-    }
+// sums[16][16] = rows of activations, 32 bytes apart, times weights, a vector for each 4 columns. kSlot, from 0 to 3,
+// chooses among sets of tiles, so that products can be in flight at once.
+template <int kSlot>
+inline __attribute__((always_inline)) void tile_product(const int8_t* x, const uint8_t* codes, int32_t (*sums)[16]) {
+#define ATLAS_TILE_PRODUCT(c, a, b)                                                                              \
+    __asm__ volatile("tilezero %%tmm" c "\n\ttileloadd (%0,%3), %%tmm" a "\n\ttileloadd (%1,%4), %%tmm" b          \
+                     "\n\ttdpbssd %%tmm" b ", %%tmm" a ", %%tmm" c "\n\ttilestored %%tmm" c ", (%2,%4)"             \
+                     :                                                                                           \
+                     : "r"(x), "r"(codes), "r"(sums), "r"(static_cast<int64_t>(32)), "r"(static_cast<int64_t>(64)) \
+                     : "memory")
+    if constexpr (kSlot == 0) ATLAS_TILE_PRODUCT("0", "4", "6");
+    else if constexpr (kSlot == 1) ATLAS_TILE_PRODUCT("1", "5", "7");
+    else if constexpr (kSlot == 2) ATLAS_TILE_PRODUCT("2", "4", "6");
+    else ATLAS_TILE_PRODUCT("3", "5", "7");
+#undef ATLAS_TILE_PRODUCT
 }
 
 #endif
