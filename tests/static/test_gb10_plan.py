@@ -5,9 +5,12 @@ from dataclasses import replace
 
 import pytest
 
+from atlas_core.assembly.explain import explain
 from atlas_core.assembly.machine import choose_machine
 from atlas_core.assembly.model import open_model
 from atlas_core.assembly.plan import make_plan
+from atlas_core.assembly.prediction import CONTEXT, Prediction, predict
+from atlas_core.cli.explain import text
 from atlas_core.contracts.backend import DeviceFacts
 from atlas_core.contracts.ops import BindContext, Buffer
 from atlas_core.plugins import discover
@@ -110,6 +113,40 @@ def test_settings_come_from_the_machine(planned):
     for name, value in (("dtype", "bf16"), ("numerics", "fast"), ("block_size", "64"), ("max_prefill_tokens", "2048")):
         assert settings[name][0] == value
         assert "gb10/HARDWARE.toml" in settings[name][1]
+
+
+@pytest.mark.parametrize("sequences", [1, 64])
+def test_speed_is_predicted_from_the_bytes_of_a_step(request, planned, sequences):
+    machine, plan = planned
+    config = request.node.callspec.params["planned"]
+    bucket = next(b for b in plan.buckets if b.bucket.tokens == sequences and b.bucket.max_query == 1)
+    hidden, inner, layers = config["hidden_size"], config["intermediate_size"], config["num_hidden_layers"]
+    keys = hidden * config["num_key_value_heads"] // config["num_attention_heads"]
+    layer = 2 * hidden * hidden + 2 * hidden * keys + 3 * hidden * inner + 2 * hidden
+    # The head and the last norm are read whole; of the embedding, a row for each token.
+    weights = layers * layer + config["vocab_size"] * hidden + hidden + sequences * hidden
+    nbytes = 2 * (weights + sequences * CONTEXT * layers * 2 * keys)
+    found = predict(bucket, machine.chain[0].manifest.memory_bandwidth_gbps)
+    assert found == Prediction(nbytes, pytest.approx(sequences * 0.88 * 273e9 / nbytes))
+
+
+def test_nothing_is_predicted_for_prompts_or_without_a_bandwidth(planned):
+    _, plan = planned
+    prompts = [bucket for bucket in plan.buckets if bucket.bucket.max_query > 1]
+    assert prompts
+    assert [predict(bucket, 273) for bucket in prompts] == [None] * len(prompts)
+    assert predict(plan.buckets[0], None) is None
+
+
+def test_explain_says_that_it_is_a_prediction(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(SMOLLM))
+    flags = {"model": str(tmp_path), "hardware": "gb10", "load_format": "dummy", "max_batch_size": "1"}
+    found = explain(discover(), read_settings(flags, {}))
+    assert found["prediction"] == {"context": CONTEXT, "share_of_bandwidth": 0.88, "memory_bandwidth_gbps": 273}
+    decode = found["buckets"][0]
+    lines = [line for line in text(found) if "tokens/s" in line]
+    assert len(lines) == 1
+    assert lines[0].startswith(f"  prediction, not measured: {decode['predicted_tokens_per_second']:.1f} tokens/s")
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ from typing import Any
 from atlas_core.assembly.machine import Machine, choose_machine
 from atlas_core.assembly.model import Model, open_model
 from atlas_core.assembly.plan import PlannedBucket, StepPlan, make_plan
+from atlas_core.assembly.prediction import CONTEXT, SHARE, predict
 from atlas_core.kernels.library import build_command
 from atlas_core.model.planner import Step
 from atlas_core.plugins.registry import Registry
@@ -29,6 +30,7 @@ def explain(registry: Registry, settings: Settings) -> dict[str, Any]:
 def describe(registry: Registry, model: Model, machine: Machine, plan: StepPlan) -> dict[str, Any]:
     """A finished plan in words."""
     spec = model.spec
+    bandwidth = machine.chain[0].manifest.memory_bandwidth_gbps
     return {
         "hardware": {
             "name": machine.name,
@@ -59,7 +61,8 @@ def describe(registry: Registry, model: Model, machine: Machine, plan: StepPlan)
         },
         "settings": [{"name": n, "value": v, "source": s} for n, v, s in plan.settings.rows()],
         "plugins": [_plugin(dist, version) for dist, version in registry.identity()],
-        "buckets": [_bucket(planned) for planned in plan.buckets],
+        "buckets": [_bucket(planned, bandwidth) for planned in plan.buckets],
+        "prediction": None if bandwidth is None else _premises(bandwidth),
     }
 
 
@@ -91,8 +94,14 @@ def _layouts(model: Model, plan: StepPlan) -> list[dict[str, Any]]:
     ]
 
 
-def _bucket(planned: PlannedBucket) -> dict[str, Any]:
+def _premises(bandwidth: float) -> dict[str, Any]:
+    """What the predicted speeds rest on; none of it is measured here."""
+    return {"context": CONTEXT, "share_of_bandwidth": SHARE, "memory_bandwidth_gbps": bandwidth}
+
+
+def _bucket(planned: PlannedBucket, bandwidth: float | None) -> dict[str, Any]:
     bucket = planned.bucket
+    prediction = predict(planned, bandwidth)
     return {
         "tokens": bucket.tokens,
         "sequences": bucket.sequences,
@@ -100,6 +109,8 @@ def _bucket(planned: PlannedBucket) -> dict[str, Any]:
         "max_query": bucket.max_query,
         "arena_bytes": planned.arena.nbytes,
         "scratch_bytes": planned.arena.scratch,
+        "predicted_step_bytes": prediction and prediction.step_bytes,
+        "predicted_tokens_per_second": prediction and prediction.tokens_per_second,
         "segments": [{"name": s.name, "steps": [_step(step) for step in s.steps]} for s in planned.segments],
     }
 

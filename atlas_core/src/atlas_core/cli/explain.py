@@ -57,9 +57,19 @@ def text(found: dict[str, Any]) -> Iterator[str]:
             f"bucket     up to {bucket['tokens']} tokens, {bucket['sequences']} sequences, {bucket['max_query']} tokens each; "
             f"activations {bucket['arena_bytes'] / 2**20:.1f} MiB, scratch {bucket['scratch_bytes'] / 2**20:.1f} MiB"
         )
+        if bucket["predicted_tokens_per_second"] is not None:
+            yield _predicted(bucket, found["prediction"])
         for segment in bucket["segments"]:
             yield f"  {segment['name']}: {len(segment['steps'])} nodes"
             yield from _steps(segment["steps"])
+
+
+def _predicted(bucket: dict[str, Any], premises: dict[str, Any]) -> str:
+    return (
+        f"  prediction, not measured: {bucket['predicted_tokens_per_second']:.1f} tokens/s with {premises['context']} tokens of "
+        f"context: {bucket['predicted_step_bytes'] / 1e9:.2f} GB a step at {premises['share_of_bandwidth']:.0%} of "
+        f"{premises['memory_bandwidth_gbps']:g} GB/s"
+    )
 
 
 def _steps(steps: list[dict[str, Any]]) -> Iterator[str]:
