@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-EXAMPLE = ROOT / "docs" / "examples" / "atlas-plugin-toy"
+EXAMPLES = ROOT / "docs" / "examples"
+EXAMPLE = EXAMPLES / "atlas-plugin-toy"
 PAGES = [ROOT / "docs" / "writing-a-hardware-plugin.md", ROOT / "docs" / "kernel-trees.md"]
 PACKAGE = "atlas_plugin_toy"
 PROMPT = re.compile(r"^\$ (?:(?P<variables>(?:[A-Z_]+=\S+ )+))?(?P<command>.+)$")
@@ -101,6 +102,12 @@ def toy(unbuilt: Site, tmp_path_factory: pytest.TempPathFactory) -> Site:
     return site
 
 
+@pytest.fixture(scope="session")
+def formats(tmp_path_factory: pytest.TempPathFactory) -> Site:
+    """The example of a storage format, installed. Not to be changed."""
+    return install(EXAMPLES / "atlas-quant-toy", tmp_path_factory.mktemp("formats") / "site")
+
+
 @pytest.fixture
 def variant(toy: Site, tmp_path: Path) -> Site:
     """A copy of the built example that a test may spoil."""
@@ -118,6 +125,22 @@ def another(tmp_path: Path) -> Callable[[Site], None]:
         info.mkdir()
         (info / "METADATA").write_text("Metadata-Version: 2.1\nName: atlas-plugin-toys\nVersion: 0.2.0\n")
         (info / "entry_points.txt").write_text("[atlas.hardware]\ntoy = atlas_plugin_toys.plugin:toy\n")
+
+    return add
+
+
+@pytest.fixture
+def put(tmp_path: Path) -> Callable[..., Site]:
+    """``put(dist, group, source)`` installs a distribution of one module, which offers the key ``toy``."""
+
+    def add(dist: str, group: str, source: str, version: str = "1.0") -> Site:
+        module = dist.replace("-", "_")
+        (tmp_path / f"{module}.py").write_text(source)
+        info = tmp_path / f"{module}-{version}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {dist}\nVersion: {version}\n")
+        (info / "entry_points.txt").write_text(f"[{group}]\ntoy = {module}:toy\n")
+        return Site(tmp_path)
 
     return add
 

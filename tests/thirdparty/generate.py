@@ -1,4 +1,7 @@
-"""Run in a process of its own: ``generate.py MODEL HARDWARE PROMPT COUNT`` prints the greedy continuation, as JSON."""
+"""Run in a process of its own: ``generate.py MODEL HARDWARE PROMPT COUNT [NAME=VALUE]`` prints the greedy continuation, as JSON.
+
+Names and values are further settings.
+"""
 
 import asyncio
 import json
@@ -12,8 +15,8 @@ from atlas_core.vocab.messages import Generate
 from atlas_core.vocab.sampling import SamplingParams
 
 
-async def main(model: str, hardware: str, prompt: list[int], count: int) -> list[int]:
-    settings = read_settings({"model": model, "hardware": hardware, "max_batch_size": "2"}, {})
+async def main(model: str, hardware: str, prompt: list[int], count: int, more: dict[str, str]) -> list[int]:
+    settings = read_settings({"model": model, "hardware": hardware, "max_batch_size": "2", **more}, {})
     client = InProcessClient(build_engine, encode_settings(settings))
     await client.start(lambda progress: None)
     try:
@@ -24,5 +27,6 @@ async def main(model: str, hardware: str, prompt: list[int], count: int) -> list
         await client.close()
 
 
-model, hardware, prompt, count = sys.argv[1:]
-sys.stdout.write(json.dumps(asyncio.run(main(model, hardware, json.loads(prompt), int(count)))))
+model, hardware, prompt, count, *pairs = sys.argv[1:]
+more = dict(pair.split("=", 1) for pair in pairs)
+sys.stdout.write(json.dumps(asyncio.run(main(model, hardware, json.loads(prompt), int(count), more))))

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -23,10 +24,10 @@ from atlas_core.plugins.load import load
 from atlas_core.plugins.registry import Registry, canonical
 from atlas_core.settings import Settings
 from atlas_core.vocab.dtype import DType
-from atlas_core.vocab.errors import CheckpointError
+from atlas_core.vocab.errors import AtlasError, CheckpointError, PluginError
 from atlas_core.vocab.layout import StorageLayout, plain
 from atlas_core.vocab.model import ModelSpec
-from atlas_core.vocab.resolve import Candidate, resolve
+from atlas_core.vocab.resolve import Candidate, Resolution, resolve
 from atlas_core.vocab.verdict import Verdict
 
 TRANSCODED = {"bf16": plain(DType.BF16), "f32": plain(DType.F32)}
@@ -102,11 +103,7 @@ def open_model(registry: Registry, settings: Settings, progress: Callable[[int, 
     )
     if settings.load_format == "dummy":
         return _dummy(registry, path)
-    containers = {name: decl for name, decl in sorted(registry.quant_formats.items()) if decl.container}
-    readers: dict[str, CheckpointReader] = {
-        name: load(decl.container, registry.quant_formats.owner(name).dist)() for name, decl in containers.items()
-    }
-    found = resolve(readers.items(), lambda reader: reader.detect(path))
+    found: Resolution[CheckpointReader] = _detect(registry, "container", lambda reader: reader.detect(path))
     guess = impostor(head(path)) if found.winner is None and path.is_file() else ""
     if guess:
         raise CheckpointError(f"{path} is not a model's file", guess, AGAIN)
@@ -126,12 +123,9 @@ def _understand(
 ) -> Model:
     declaration, dist, loader, spec = _family(registry, checkpoint.config)
     store = WeightStore(checkpoint, loader.name_map(checkpoint.naming, spec))
-    formats: dict[str, QuantFormat] = {
-        name: load(decl.weights, registry.quant_formats.owner(name).dist)()
-        for name, decl in sorted(registry.quant_formats.items())
-        if decl.weights
-    }
-    found = resolve(formats.items(), lambda f: f.detect(checkpoint.quantization, checkpoint.tensors))
+    found: Resolution[QuantFormat] = _detect(
+        registry, "weights", lambda fmt: fmt.detect(checkpoint.quantization, checkpoint.tensors)
+    )
     chosen = found.require(
         f"no installed quantisation format reads the weights of {path}", "install a plugin for its format"
     )
@@ -139,6 +133,35 @@ def _understand(
         path, checkpoint, container, containers, declaration.model_type, dist,
         tuple(root.package for root in declaration.kernel_roots), loader, spec, found.name, found.candidates, chosen, store,
     )  # fmt: skip
+
+
+def _detect(registry: Registry, part: str, ask: Callable[[Any], Verdict]) -> Resolution[Any]:
+    """Ask that part of every format; one that is broken has refused, which harms nobody whom it would have refused anyway."""
+    parts: list[tuple[str, Any]] = []
+    for name, declaration in sorted(registry.quant_formats.items()):
+        target = getattr(declaration, part)
+        if target:
+            try:
+                parts.append((name, load(target, registry.quant_formats.owner(name).dist)()))
+            except AtlasError as error:
+                parts.append((name, error))
+    parts += [
+        (broken.key, PluginError("its plugin is broken", f"{broken.owner}: {broken.reason}"))
+        for broken in registry.broken()
+        if broken.group == "atlas.quant_formats"
+    ]
+
+    def asked(candidate: Any) -> Verdict:
+        if isinstance(candidate, AtlasError):
+            return Verdict.no(": ".join(filter(None, (candidate.what, candidate.why))))
+        try:
+            return ask(candidate)
+        except AtlasError:
+            raise
+        except Exception as error:  # noqa: BLE001  a stranger's bug is his refusal, with its words
+            return Verdict.no(f"it failed to look: {type(error).__name__}: {error}")
+
+    return resolve(parts, asked)
 
 
 def _family(registry: Registry, config: Mapping[str, object]) -> tuple[ModelDecl, str, ModelWeightLoader, ModelSpec]:

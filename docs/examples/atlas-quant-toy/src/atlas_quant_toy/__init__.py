@@ -1,0 +1,1 @@
+"""The storage format ``toy``: an example to start from."""
