@@ -22,12 +22,13 @@ from atlas_core.vocab.kernel import Arg, Geometry, LaunchAttrs, Param
 from atlas_core.vocab.layout import plain
 from atlas_nvidia.fused import fused_ops
 from atlas_nvidia.implementations import implementations
+from atlas_nvidia.implementations.base import ELEMENTS
 from atlas_nvidia.launch import Limits, check_arguments, check_geometry
 
 ARCH = "sm_90a"
 LAYERS = 2
 H100 = Limits(1024, (1024, 1024, 64), (2**31 - 1, 65535, 65535), 227 * 1024, 8)
-CODECS = (plain_codec(DType.BF16), plain_codec(DType.F32))
+CODECS = (plain_codec(DType.BF16), plain_codec(DType.F16), plain_codec(DType.F32))
 
 
 def declared() -> dict[tuple[str, str], tuple[Param, ...]]:
@@ -59,11 +60,11 @@ class CheckingBackend(NullBackend):
 
 
 def needs() -> Iterator[tuple[OpImplementation, OpNeed]]:
-    """Every implementation of a primitive with every need of the conformance trials, in bf16."""
+    """Every implementation of a primitive with every need of the conformance trials, in bf16 and float16."""
     for op in GENERATORS:
         mine = [i for i in implementations() if i.op == op]
         for trial in trials(op, 0):
-            for variant in variants(PRIMITIVES[op], trial, (DType.BF16,), CODECS):
+            for variant in variants(PRIMITIVES[op], trial, ELEMENTS, CODECS):
                 for implementation in mine:
                     for chosen in with_caches(variant, implementation, ARCH, "fast"):
                         yield implementation, chosen.need(ARCH, "fast")
@@ -97,12 +98,12 @@ def test_no_two_implementations_accept_a_need_with_one_rank() -> None:
             assert other == implementation.name, f"{other} and {implementation.name} tie for {need}"
 
 
-def test_exact_numerics_are_refused_by_everything_that_rounds_to_bf16() -> None:
+def test_exact_numerics_are_refused_by_every_product() -> None:
     for implementation, need in needs():
         if implementation.op == "linear":
             verdict = implementation.supports(replace(need, numerics="exact"))
             assert not verdict.ok
-            assert "it computes in bf16, which is not exact" in verdict.reasons
+            assert any(r.endswith("which is not exact") for r in verdict.reasons)
 
 
 @pytest.mark.parametrize(("tokens", "fused"), [(1, True), (8, True), (9, False), (64, False)])

@@ -30,7 +30,7 @@ from atlas_core.vocab.model import ModelSpec
 from atlas_core.vocab.resolve import Candidate, Resolution, resolve
 from atlas_core.vocab.verdict import Verdict
 
-TRANSCODED = {"bf16": plain(DType.BF16), "f32": plain(DType.F32)}
+TRANSCODED = {"bf16": plain(DType.BF16), "f16": plain(DType.F16), "f32": plain(DType.F32)}
 """What a matrix may be decoded to, by the value of ``--transcode``."""
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Any
 
-from atlas_core.settings.kinds import Kind, choice, integer, many, seconds, size, text
+from atlas_core.settings.kinds import Kind, choice, integer, many, seconds, size, switch, text
 from atlas_core.settings.sources import BUILT_IN, Source
 
 _META = "atlas option"
@@ -74,12 +74,26 @@ class Settings:
     )
     transcode: str = _option(
         "none",
-        choice("none", "bf16", "f32"),
+        choice("none", "bf16", "f16", "f32"),
         "Model",
         "Convert weights that no kernel reads; costs the memory that explain shows.",
     )
     chat_template: str | None = _option(
         None, text("PATH|TEMPLATE"), "Model", "Jinja chat template, or the path of one.", unset="the checkpoint's own"
+    )
+    tool_call_parser: str | None = _option(
+        None,
+        text("DIALECT"),
+        "Model",
+        "How the model writes tool calls; plain: it calls none.",
+        unset="by its template",
+    )
+    reasoning_parser: str | None = _option(
+        None, text("DIALECT"), "Model", "How the model marks its thoughts; plain: not at all.", unset="by its template"
+    )
+    disable_thinking: bool = _option(False, switch(), "Model", "Ask the model for answers without a thought.")
+    max_thinking_budget: int | None = _option(
+        None, integer(0), "Model", "Most tokens of a thought, which is then ended; 0 asks for none.", unset="no limit"
     )
     hardware: str | None = _option(
         None,

@@ -1,6 +1,6 @@
-"""Keys and values in pages, and attention over them. One cache layout: bf16, heads before tokens."""
+"""Keys and values in pages, and attention over them. Heads lie before tokens, in the type of the activations."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from atlas_core.contracts.backend import Launch
 from atlas_core.contracts.ops import BindContext, KVLayout, OpImplementation, OpNeed
@@ -8,18 +8,21 @@ from atlas_core.vocab.dtype import DType
 from atlas_core.vocab.kernel import Arg, Geometry, f32, i32, ptr
 from atlas_core.vocab.verdict import Verdict
 from atlas_nvidia.implementations.base import (
+    ELEMENTS,
     VECTOR,
     Implementation,
     addresses,
-    not_bf16,
     not_fast,
+    other_type,
     shared_limit,
     spread,
 )
 
-LAYOUT = "hnd_bf16"
-HEAD_DIMS = (64, 128)
-GROUPS = (1, 2, 4, 8)
+GROUPS: Mapping[DType, Mapping[int, tuple[int, ...]]] = {
+    DType.BF16: {32: (4,), 64: (1, 2, 4, 8), 128: (1, 2, 4, 8)},
+    DType.F16: {32: (4,), 64: (4, 8), 128: (4, 8)},
+}
+"""Instances of paged_decode: query heads that a cluster takes at once, by type and head size."""
 KEY_TILE = 16
 """Keys that a warp takes at once; a tile must not cross a page."""
 WARPS = 8
@@ -27,14 +30,15 @@ MAX_SPLITS = 8
 """Blocks of a cluster that every device with clusters can hold together."""
 
 
-def kv_layout(need: OpNeed) -> KVLayout:
-    """The layout with the page size that was asked for."""
-    return KVLayout(LAYOUT, DType.BF16, need.attrs["page_tokens"])
+def kv_layout(need: OpNeed, element: DType) -> KVLayout:
+    """The layout of pages of ``element`` with the page size that was asked for."""
+    return KVLayout(f"hnd_{element.value}", element, need.attrs["page_tokens"])
 
 
-def other_cache(need: OpNeed) -> list[str]:
+def other_cache(need: OpNeed, element: DType) -> list[str]:
     """Refusals of pages laid out otherwise, and of heads that are no whole number of vectors."""
-    reasons = [] if need.kv == LAYOUT else [f"pages are laid out as {need.kv}, not as {LAYOUT}"]
+    own = kv_layout(need, element).name
+    reasons = [] if need.kv == own else [f"pages are laid out as {need.kv}, not as {own}"]
     if need.attrs["head_dim"] % VECTOR:
         reasons.append(f"head_dim {need.attrs['head_dim']} is no multiple of {VECTOR}")
     return reasons
@@ -49,7 +53,7 @@ def layer_address(need: OpNeed, context: BindContext) -> Arg:
 class _Cached(Implementation):
     def kv_layouts(self, need: OpNeed) -> Sequence[KVLayout]:
         """See OpImplementation."""
-        return (kv_layout(need),)
+        return (kv_layout(need, self.element),)
 
 
 class KvAppend(_Cached):
@@ -60,7 +64,9 @@ class KvAppend(_Cached):
 
     def refusals(self, need: OpNeed) -> list[str]:
         """See Implementation."""
-        return [*not_fast(need), *not_bf16(need, "k", "v"), *other_cache(need)]
+        return [
+            *not_fast(need, self.element), *other_type(need, self.element, "k", "v"), *other_cache(need, self.element),
+        ]  # fmt: skip
 
     def bind(self, need: OpNeed, context: BindContext) -> Sequence[Launch]:
         """See OpImplementation."""
@@ -78,9 +84,12 @@ class _Attention(_Cached):
 
     def refusals(self, need: OpNeed) -> list[str]:
         """See Implementation."""
-        reasons = [*not_fast(need), *not_bf16(need, "q", "y"), *other_cache(need)]
-        if need.attrs["head_dim"] not in HEAD_DIMS:
-            reasons.append(f"head_dim is {need.attrs['head_dim']}, and there are kernels for {HEAD_DIMS}")
+        reasons = [
+            *not_fast(need, self.element), *other_type(need, self.element, "q", "y"), *other_cache(need, self.element),
+        ]  # fmt: skip
+        sizes = tuple(GROUPS[self.element])
+        if need.attrs["head_dim"] not in sizes:
+            reasons.append(f"head_dim is {need.attrs['head_dim']}, and there are kernels for {sizes}")
         if need.attrs["page_tokens"] % KEY_TILE:
             reasons.append(f"pages of {need.attrs['page_tokens']} tokens are no multiple of {KEY_TILE}")
         return reasons
@@ -103,19 +112,20 @@ class Decode(_Attention):
 
     entry = "paged_decode"
 
-    def __init__(self, head_dim: int, group: int) -> None:
+    def __init__(self, head_dim: int, group: int, element: DType = DType.BF16) -> None:
         self.head_dim, self.group = head_dim, group
         self.name = f"paged_decode_{head_dim}_{group}"
         self.module = "paged_decode" if (head_dim, group) == (128, 4) else self.name
-        super().__init__()
+        super().__init__(element)
 
     def supports(self, need: OpNeed) -> Verdict:
         """See OpImplementation. The rank depends on the number of query heads a key head."""
         reasons = self.refusals(need)
         if reasons:
             return Verdict.no(*reasons)
-        best = best_group(need.attrs["q_heads"] // need.attrs["kv_heads"]) == self.group
-        return Verdict.yes(40 if best else 20 + GROUPS.index(self.group))
+        groups = GROUPS[self.element][self.head_dim]
+        best = best_group(need.attrs["q_heads"] // need.attrs["kv_heads"], groups) == self.group
+        return Verdict.yes(40 if best else 20 + groups.index(self.group))
 
     def refusals(self, need: OpNeed) -> list[str]:
         """See Implementation."""
@@ -147,9 +157,9 @@ class Decode(_Attention):
         return ring + 4 * (4 * dim + WARPS * KEY_TILE * 8 + 3 * WARPS * 8 + WARPS * group * dim + 2 * 8 + group * dim)
 
 
-def best_group(heads: int) -> int:
-    """Query heads that a cluster takes at once, of ``heads`` that share a key head."""
-    return next((group for group in GROUPS if group >= heads), GROUPS[-1])
+def best_group(heads: int, groups: Sequence[int]) -> int:
+    """Query heads that a cluster takes at once, of ``heads`` that share a key head; ``groups`` ascend."""
+    return next((group for group in groups if group >= heads), groups[-1])
 
 
 class Prefill(_Attention):
@@ -159,11 +169,11 @@ class Prefill(_Attention):
     rank = 10
     queries, keys = 64, 64
 
-    def __init__(self, head_dim: int) -> None:
+    def __init__(self, head_dim: int, element: DType = DType.BF16) -> None:
         self.head_dim = head_dim
         self.name = f"paged_prefill_{head_dim}"
         self.module = "paged_prefill" if head_dim == 128 else self.name
-        super().__init__()
+        super().__init__(element)
 
     def refusals(self, need: OpNeed) -> list[str]:
         """See Implementation."""
@@ -181,6 +191,9 @@ class Prefill(_Attention):
         return self.launch(context, geometry, self.arguments(need, context))
 
 
-ALL: tuple[OpImplementation, ...] = (
-    KvAppend(), *(Decode(dim, group) for dim in HEAD_DIMS for group in GROUPS), *(Prefill(dim) for dim in HEAD_DIMS),
-)  # fmt: skip
+def _of(element: DType) -> list[OpImplementation]:
+    decode = [Decode(dim, group, element) for dim, groups in GROUPS[element].items() for group in groups]
+    return [KvAppend(element), *decode, *(Prefill(dim, element) for dim in GROUPS[element])]
+
+
+ALL: tuple[OpImplementation, ...] = tuple(each for element in ELEMENTS for each in _of(element))

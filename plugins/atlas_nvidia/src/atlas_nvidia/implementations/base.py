@@ -14,15 +14,22 @@ from atlas_core.vocab.layout import StorageLayout
 from atlas_core.vocab.verdict import Verdict
 
 VECTOR = 8
-"""bf16 elements of the 16 bytes that a thread moves at once."""
+"""Elements of 16 bits in the 16 bytes that a thread moves at once."""
 SHARED_LIMITS = {"sm_90a": 227 * 1024}
 """Shared memory that a block may use, by architecture (CUDA programming guide, compute capabilities)."""
 SHARED_ELSEWHERE = 99 * 1024
+ELEMENTS = (DType.BF16, DType.F16)
+"""Types of activations, matrices and pages that kernels exist for (element.cuh)."""
+_VECTORS = {DType.BF16.value: 0, DType.F32.value: 1, DType.F16.value: 2}
+"""VectorType of device.cuh, by storage layout."""
 _LIVE = {"T": Count.TOKENS, "S": Count.SEQUENCES, "R": Count.ROWS}
 
 
 class Implementation:
-    """An OpImplementation of one kernel; weights are read as stored, there is neither cache nor scratch."""
+    """An OpImplementation of one kernel; weights are read as stored, there is neither cache nor scratch.
+
+    ``element`` is the type of its activations and matrices: names and modules are those of bf16 unless they end in it.
+    """
 
     op: str
     name: str
@@ -30,7 +37,11 @@ class Implementation:
     entry: str
     rank: int = 10
 
-    def __init__(self) -> None:
+    def __init__(self, element: DType = DType.BF16) -> None:
+        self.element = element
+        if element is not DType.BF16:
+            self.name = f"{self.name}.{element.value}"
+            self.module = f"{self.module}_{element.value}"
         self.kernels: Sequence[tuple[str, str]] = ((self.module, self.entry),)
 
     def refusals(self, need: OpNeed) -> list[str]:
@@ -74,25 +85,30 @@ class Implementation:
         return (context.backend.prepare_launch(kernel, geometry, args, LaunchAttrs(overlap=True, cluster=cluster)),)
 
 
-def not_fast(need: OpNeed) -> list[str]:
-    """bf16 activations cannot keep the promise of exact numerics."""
-    return ["it computes in bf16, which is not exact"] if need.numerics != "fast" else []
+def not_fast(need: OpNeed, element: DType) -> list[str]:
+    """Activations of 16 bits cannot keep the promise of exact numerics."""
+    return [f"it computes in {element.value}, which is not exact"] if need.numerics != "fast" else []
 
 
-def not_bf16(need: OpNeed, *operands: str) -> list[str]:
-    """Refusals of activations that are not bf16."""
+def other_type(need: OpNeed, dtype: DType, *operands: str) -> list[str]:
+    """Refusals of operands that are not of ``dtype``."""
     return [
-        f"{name} is {need.operands[name].dtype.value}, not bf16"
+        f"{name} is {need.operands[name].dtype.value}, not {dtype.value}"
         for name in operands
-        if need.operands[name].dtype is not DType.BF16
+        if need.operands[name].dtype is not dtype
     ]
 
 
 def not_stored(need: OpNeed, operand: str, *layouts: str) -> list[str]:
-    """Refusals of a weight in another storage layout."""
+    """Refusals of a weight in another storage layout than these."""
     layout = need.operands[operand].layout
     found = layout.name if layout else "no weight"
     return [] if found in layouts else [f"{operand} is stored as {found}, not as {' or '.join(layouts)}"]
+
+
+def no_vector(need: OpNeed, operand: str) -> list[str]:
+    """Refusals of a vector of weights in a type that no kernel reads."""
+    return not_stored(need, operand, *_VECTORS)
 
 
 def ragged(need: OpNeed, *operands: str) -> list[str]:
@@ -114,10 +130,11 @@ def live_word(spec: OperandSpec) -> Arg:
     return i32(_LIVE[spec.live])
 
 
-def stored_f32(need: OpNeed, operand: str) -> Arg:
-    """1 when a vector of weights is float32, 0 when it is bf16."""
+def vector_type(need: OpNeed, operand: str) -> Arg:
+    """The VectorType of a vector of weights that ``no_vector`` does not refuse."""
     layout = need.operands[operand].layout
-    return i32(int(layout is not None and layout.name == DType.F32.value))
+    assert layout is not None
+    return i32(_VECTORS[layout.name])
 
 
 def addresses(context: BindContext, *operands: str) -> list[Arg]:

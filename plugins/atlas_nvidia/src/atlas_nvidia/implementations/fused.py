@@ -4,18 +4,21 @@ from collections.abc import Sequence
 
 from atlas_core.contracts.backend import Launch
 from atlas_core.contracts.ops import BindContext, KVLayout, OpImplementation, OpNeed
+from atlas_core.vocab.dtype import DType
 from atlas_core.vocab.kernel import Geometry, f32, i32, ptr
 from atlas_nvidia.implementations.attention import kv_layout, layer_address, other_cache
 from atlas_nvidia.implementations.base import (
+    ELEMENTS,
     Implementation,
     addresses,
-    not_bf16,
+    no_vector,
     not_fast,
     not_stored,
+    other_type,
     ragged,
     shared_limit,
-    stored_f32,
     unbounded,
+    vector_type,
 )
 from atlas_nvidia.implementations.linear import THREADS, streaming_bytes
 
@@ -29,7 +32,7 @@ def norm_bytes(width: int, capacity: int) -> int:
 
 
 class _Normed(Implementation):
-    """A norm and products with matrices that all read it."""
+    """A norm of the residual stream and products with matrices that all read it."""
 
     matrices: tuple[str, ...]
     rank = 50
@@ -38,8 +41,9 @@ class _Normed(Implementation):
         """See Implementation."""
         tokens, width = need.operands["x"].shape
         reasons = [
-            *not_fast(need), *not_bf16(need, "x"), *not_stored(need, "norm_weight", "bf16", "f32"), *ragged(need, "x"),
-            *unbounded(need, "x"), *(reason for name in self.matrices for reason in not_stored(need, name, "bf16")),
+            *not_fast(need, self.element), *other_type(need, DType.F32, "x"), *no_vector(need, "norm_weight"),
+            *ragged(need, "x"), *unbounded(need, "x"),
+            *(reason for name in self.matrices for reason in not_stored(need, name, self.element.value)),
         ]  # fmt: skip
         if tokens > COLUMNS:
             reasons.append(f"it takes at most {COLUMNS} tokens, not {tokens}")
@@ -66,7 +70,7 @@ class NormQkvRopeAppend(_Normed):
 
     def refusals(self, need: OpNeed) -> list[str]:
         """See Implementation."""
-        reasons = [*super().refusals(need), *not_bf16(need, "q"), *other_cache(need)]
+        reasons = [*super().refusals(need), *other_type(need, self.element, "q"), *other_cache(need, self.element)]
         half, head_dim = need.operands["inv_freq"].shape[0], need.attrs["head_dim"]
         if 2 * half != head_dim or half % 8:
             reasons.append(f"{2 * half} of {head_dim} dimensions rotate: it rotates whole heads of a multiple of 16")
@@ -78,7 +82,7 @@ class NormQkvRopeAppend(_Normed):
 
     def kv_layouts(self, need: OpNeed) -> Sequence[KVLayout]:
         """See OpImplementation."""
-        return (kv_layout(need),)
+        return (kv_layout(need, self.element),)
 
     def bind(self, need: OpNeed, context: BindContext) -> Sequence[Launch]:
         """See OpImplementation."""
@@ -91,7 +95,7 @@ class NormQkvRopeAppend(_Normed):
             ptr(context.counts), *addresses(context, *names), layer_address(need, context), *addresses(context, "q"),
             *(i32(v) for v in (width, attrs["q_heads"], attrs["kv_heads"], attrs["head_dim"], attrs["page_tokens"])),
             i32(attrs["slot_stride"]), i32(attrs["table_offset"]), i32(tokens), f32(attrs["eps"]), f32(attrs["rope_scale"]),
-            stored_f32(need, "norm_weight"),
+            vector_type(need, "norm_weight"),
         ]  # fmt: skip
         tiles = (attrs["q_heads"] + 2 * attrs["kv_heads"]) * attrs["head_dim"] // 16
         return self.launch(context, self.geometry(need, context, tiles), args)
@@ -106,7 +110,7 @@ class NormGateUpSilu(_Normed):
 
     def refusals(self, need: OpNeed) -> list[str]:
         """See Implementation."""
-        return [*super().refusals(need), *not_bf16(need, "y"), *ragged(need, "y")]
+        return [*super().refusals(need), *other_type(need, self.element, "y"), *ragged(need, "y")]
 
     def bind(self, need: OpNeed, context: BindContext) -> Sequence[Launch]:
         """See OpImplementation."""
@@ -114,9 +118,11 @@ class NormGateUpSilu(_Normed):
         rows = need.operands["y"].shape[1]
         args = [
             ptr(context.counts), *addresses(context, "x", "norm_weight", "gate_weight", "up_weight", "y"), i32(rows), i32(width),
-            i32(tokens), f32(need.attrs["eps"]), stored_f32(need, "norm_weight"),
+            i32(tokens), f32(need.attrs["eps"]), vector_type(need, "norm_weight"),
         ]  # fmt: skip
         return self.launch(context, self.geometry(need, context, rows // 8), args)
 
 
-ALL: tuple[OpImplementation, ...] = (NormQkvRopeAppend(), NormGateUpSilu())
+ALL: tuple[OpImplementation, ...] = tuple(
+    make(element) for element in ELEMENTS for make in (NormQkvRopeAppend, NormGateUpSilu)
+)

@@ -1,4 +1,4 @@
-"""Products with bf16 weights, with or without a residual: streams of weights for few tokens, tensor-core tiles for many."""
+"""Products with weights of 16 bits, with or without a residual: streams of weights for few tokens, tensor-core tiles for many."""
 
 from collections.abc import Sequence
 
@@ -8,12 +8,13 @@ from atlas_core.vocab.dtype import DType
 from atlas_core.vocab.kernel import Arg, Geometry, i32, ptr
 from atlas_core.vocab.verdict import Verdict
 from atlas_nvidia.implementations.base import (
+    ELEMENTS,
     Implementation,
     addresses,
     live_word,
-    not_bf16,
     not_fast,
     not_stored,
+    other_type,
     ragged,
     shared_limit,
     unbounded,
@@ -36,24 +37,25 @@ def streaming_bytes(columns: int, depth: int = DEPTH) -> int:
 
 
 class _Linear(Implementation):
-    """Both ops: ``residual`` tells whether a sum follows."""
+    """Both ops: ``residual`` tells whether a sum with the residual stream follows."""
 
-    def __init__(self, residual: bool, variant: str, module: str) -> None:
+    def __init__(self, residual: bool, variant: str, module: str, element: DType) -> None:
         self.residual = residual
         self.op = "linear_add" if residual else "linear"
         self.name = f"{self.op}_{variant}"
         self.module = module
-        super().__init__()
+        super().__init__(element)
 
     def refusals(self, need: OpNeed) -> list[str]:
         """See Implementation."""
-        activations = ("x", "residual", "y") if self.residual else ("x",)
         reasons = [
-            *not_fast(need), *not_bf16(need, *activations), *not_stored(need, "weight", "bf16"), *ragged(need, "x"),
-            *unbounded(need, "x"),
+            *not_fast(need, self.element), *other_type(need, self.element, "x"), *ragged(need, "x"), *unbounded(need, "x"),
+            *not_stored(need, "weight", self.element.value),
         ]  # fmt: skip
-        if need.operands["y"].dtype not in (DType.BF16, DType.F32):
-            reasons.append(f"y is {need.operands['y'].dtype.value}, neither bf16 nor f32")
+        if self.residual:
+            reasons += other_type(need, DType.F32, "residual", "y")
+        elif need.operands["y"].dtype not in (self.element, DType.F32):
+            reasons.append(f"y is {need.operands['y'].dtype.value}, neither {self.element.value} nor f32")
         return reasons
 
     def arguments(self, need: OpNeed, context: BindContext, *own: Arg) -> list[Arg]:
@@ -71,10 +73,11 @@ class Streamed(_Linear):
 
     entry = "linear_gemv"
 
-    def __init__(self, columns: int, residual: bool) -> None:
+    def __init__(self, columns: int, residual: bool, element: DType = DType.BF16) -> None:
         self.columns = columns
         self.rank = 100 - columns
-        super().__init__(residual, f"gemv_{columns}", "linear_gemv" if columns == 8 else f"linear_gemv_{columns}")
+        module = "linear_gemv" if columns == 8 else f"linear_gemv_{columns}"
+        super().__init__(residual, f"gemv_{columns}", module, element)
 
     def refusals(self, need: OpNeed) -> list[str]:
         """See Implementation."""
@@ -105,9 +108,9 @@ class Tiled(_Linear):
     entry = "linear_gemm"
     stages, depth = 3, 64
 
-    def __init__(self, edge: int, residual: bool) -> None:
+    def __init__(self, edge: int, residual: bool, element: DType = DType.BF16) -> None:
         self.edge = edge
-        super().__init__(residual, f"gemm_{edge}", "linear_gemm" if edge == 64 else f"linear_gemm_{edge}")
+        super().__init__(residual, f"gemm_{edge}", "linear_gemm" if edge == 64 else f"linear_gemm_{edge}", element)
 
     def supports(self, need: OpNeed) -> Verdict:
         """See OpImplementation. The rank depends on the number of tokens."""
@@ -139,9 +142,10 @@ class Tiled(_Linear):
 
 ALL: tuple[OpImplementation, ...] = tuple(
     make
+    for element in ELEMENTS
     for residual in (False, True)
     for make in (
-        *(Streamed(columns, residual) for columns in (8, 16, 32)),
-        *(Tiled(edge, residual) for edge in (64, 128)),
+        *(Streamed(columns, residual, element) for columns in (8, 16, 32)),
+        *(Tiled(edge, residual, element) for edge in (64, 128)),
     )
 )

@@ -4,20 +4,27 @@ from collections.abc import Sequence
 
 from atlas_core.contracts.backend import Launch
 from atlas_core.contracts.ops import BindContext, OpImplementation, OpNeed
+from atlas_core.vocab.dtype import DType
 from atlas_core.vocab.kernel import Geometry, f32, i32, ptr
 from atlas_nvidia.implementations.base import (
+    ELEMENTS,
     VECTOR,
     Implementation,
     addresses,
     live_word,
-    not_bf16,
+    no_vector,
     not_fast,
     not_stored,
+    other_type,
     ragged,
     spread,
-    stored_f32,
     unbounded,
+    vector_type,
 )
+
+RESIDUAL = DType.F32
+"""The residual stream, whatever the type of activations is."""
+
 
 
 class StepBegin(Implementation):
@@ -41,9 +48,9 @@ class StepBegin(Implementation):
 
 
 class TakeRows(Implementation):
-    """Rows of a table by index; each subclass says what the table and the index are."""
+    """Rows of a table by index, into the residual stream; each subclass says what the table and the index are."""
 
-    module, entry = "elementwise", "take_rows"
+    module = "elementwise"
     table: str
     index: str
 
@@ -57,29 +64,26 @@ class TakeRows(Implementation):
 
 
 class Embed(TakeRows):
-    """Rows of a bf16 embedding."""
+    """Rows of an embedding of 16 bits."""
 
-    op, name, table, index = "embed", "embed", "weight", "tokens"
+    op, name, entry, table, index = "embed", "embed", "embed", "weight", "tokens"
 
     def refusals(self, need: OpNeed) -> list[str]:
         """See Implementation."""
         return [
-            *not_fast(need),
-            *not_bf16(need, "y"),
-            *not_stored(need, "weight", "bf16"),
-            *ragged(need, "y"),
-            *unbounded(need, "y"),
-        ]
+            *not_fast(need, self.element), *other_type(need, RESIDUAL, "y"), *not_stored(need, "weight", self.element.value),
+            *ragged(need, "y"), *unbounded(need, "y"),
+        ]  # fmt: skip
 
 
 class GatherRows(TakeRows):
-    """The rows whose logits are wanted."""
+    """The rows whose logits are wanted: copies, so that they serve exact numerics too."""
 
-    op, name, table, index = "gather_rows", "gather_rows", "x", "logits_rows"
+    op, name, entry, table, index = "gather_rows", "gather_rows", "gather_rows", "x", "logits_rows"
 
     def refusals(self, need: OpNeed) -> list[str]:
         """See Implementation."""
-        return [*not_fast(need), *not_bf16(need, "x", "y"), *ragged(need, "y"), *unbounded(need, "y")]
+        return [*other_type(need, RESIDUAL, "x", "y"), *ragged(need, "y"), *unbounded(need, "y")]
 
 
 class Elementwise(Implementation):
@@ -89,14 +93,13 @@ class Elementwise(Implementation):
     first: str
     second: str
 
+    def types(self, need: OpNeed) -> list[str]:
+        """Refusals of operands of other types than the kernel's."""
+        return other_type(need, self.element, self.first, self.second, "y")
+
     def refusals(self, need: OpNeed) -> list[str]:
         """See Implementation."""
-        return [
-            *not_fast(need),
-            *not_bf16(need, self.first, self.second, "y"),
-            *ragged(need, "y"),
-            *unbounded(need, "y"),
-        ]
+        return [*not_fast(need, self.element), *self.types(need), *ragged(need, "y"), *unbounded(need, "y")]
 
     def bind(self, need: OpNeed, context: BindContext) -> Sequence[Launch]:
         """See OpImplementation."""
@@ -112,6 +115,10 @@ class Add(Elementwise):
 
     op, name, entry, first, second = "add", "add", "add", "x", "z"
 
+    def types(self, need: OpNeed) -> list[str]:
+        """See Elementwise."""
+        return [*other_type(need, RESIDUAL, "x", "y"), *other_type(need, self.element, "z")]
+
 
 class SiluMul(Elementwise):
     """SwiGLU."""
@@ -120,7 +127,7 @@ class SiluMul(Elementwise):
 
 
 class BiasAdd(Implementation):
-    """One vector, bf16 or float32, to every row."""
+    """One vector to every row."""
 
     op, name = "bias_add", "bias_add"
     module, entry = "elementwise", "bias_add"
@@ -128,8 +135,8 @@ class BiasAdd(Implementation):
     def refusals(self, need: OpNeed) -> list[str]:
         """See Implementation."""
         return [
-            *not_fast(need), *not_bf16(need, "x", "y"), *not_stored(need, "bias", "bf16", "f32"), *ragged(need, "y"),
-            *unbounded(need, "y"),
+            *not_fast(need, self.element), *other_type(need, self.element, "x", "y"), *no_vector(need, "bias"),
+            *ragged(need, "y"), *unbounded(need, "y"),
         ]  # fmt: skip
 
     def bind(self, need: OpNeed, context: BindContext) -> Sequence[Launch]:
@@ -137,13 +144,13 @@ class BiasAdd(Implementation):
         rows, width = need.operands["y"].shape
         args = [
             ptr(context.counts), live_word(need.operands["y"]), *addresses(context, "x", "bias", "y"), i32(width),
-            stored_f32(need, "bias"),
+            vector_type(need, "bias"),
         ]  # fmt: skip
         return self.launch(context, spread(rows * width // VECTOR), args)
 
 
 class RmsNorm(Implementation):
-    """One block a row."""
+    """One block a row of the residual stream."""
 
     op, name = "rms_norm", "rms_norm"
     module, entry = "rms_norm", "rms_norm"
@@ -151,8 +158,8 @@ class RmsNorm(Implementation):
     def refusals(self, need: OpNeed) -> list[str]:
         """See Implementation."""
         return [
-            *not_fast(need), *not_bf16(need, "x", "y"), *not_stored(need, "weight", "bf16", "f32"), *ragged(need, "y"),
-            *unbounded(need, "y"),
+            *not_fast(need, self.element), *other_type(need, RESIDUAL, "x"), *other_type(need, self.element, "y"),
+            *no_vector(need, "weight"), *ragged(need, "y"), *unbounded(need, "y"),
         ]  # fmt: skip
 
     def bind(self, need: OpNeed, context: BindContext) -> Sequence[Launch]:
@@ -160,7 +167,7 @@ class RmsNorm(Implementation):
         rows, width = need.operands["y"].shape
         args = [
             ptr(context.counts), live_word(need.operands["y"]), *addresses(context, "x", "weight", "y"), i32(width),
-            f32(need.attrs["eps"]), stored_f32(need, "weight"),
+            f32(need.attrs["eps"]), vector_type(need, "weight"),
         ]  # fmt: skip
         return self.launch(context, Geometry((rows, 1, 1), (256, 1, 1)), args)
 
@@ -173,7 +180,7 @@ class Rope(Implementation):
 
     def refusals(self, need: OpNeed) -> list[str]:
         """See Implementation."""
-        return [*not_fast(need), *not_bf16(need, "x", "y")]
+        return [*not_fast(need, self.element), *other_type(need, self.element, "x", "y")]
 
     def bind(self, need: OpNeed, context: BindContext) -> Sequence[Launch]:
         """See OpImplementation."""
@@ -186,5 +193,6 @@ class Rope(Implementation):
 
 
 ALL: tuple[OpImplementation, ...] = (
-    StepBegin(), Embed(), GatherRows(), Add(), SiluMul(), BiasAdd(), RmsNorm(), Rope(),
+    StepBegin(), GatherRows(),
+    *(make(element) for element in ELEMENTS for make in (Embed, Add, SiluMul, BiasAdd, RmsNorm, Rope)),
 )  # fmt: skip

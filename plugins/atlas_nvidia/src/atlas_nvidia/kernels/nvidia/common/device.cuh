@@ -1,23 +1,12 @@
 // The instructions and reductions that every kernel here uses; all of them exist from sm_90 on.
 #pragma once
-#include <cuda_bf16.h>
-#include <stdint.h>
-
 #include "atlas_step.h"
+#include "element.cuh"
 
 namespace atlas {
 
 constexpr int WARP = 32;
 constexpr float LOG2E = 1.4426950408889634f;
-
-// bf16 values travel as their bits, two to a 32-bit register, lower address first.
-__device__ inline float low(uint32_t pair) { return __uint_as_float(pair << 16); }
-__device__ inline float high(uint32_t pair) { return __uint_as_float(pair & 0xffff0000u); }
-__device__ inline float widen(uint16_t bits) { return __uint_as_float(static_cast<uint32_t>(bits) << 16); }
-__device__ inline uint16_t narrow(float value) { return __bfloat16_as_ushort(__float2bfloat16_rn(value)); }
-__device__ inline uint32_t pack(float first, float second) {
-    return narrow(first) | static_cast<uint32_t>(narrow(second)) << 16;
-}
 
 // Programmatic dependent launch: a kernel may begin while its predecessor still runs. Whatever the step writes
 // (activations, pages) may be touched only behind wait_for_predecessor(); weights, constants and inputs may be read
@@ -52,26 +41,43 @@ __device__ inline uint4 load16(const void* address) {
 
 __device__ inline uint4 zero16() { return make_uint4(0, 0, 0, 0); }
 
-__device__ inline void unpack(const uint4& v, float (&out)[8]) {
-    const uint32_t words[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        out[2 * i] = low(words[i]);
-        out[2 * i + 1] = high(words[i]);
+__device__ inline void as_floats(const uint4& v, float (&out)[8], int first) {
+    out[first] = __uint_as_float(v.x);
+    out[first + 1] = __uint_as_float(v.y);
+    out[first + 2] = __uint_as_float(v.z);
+    out[first + 3] = __uint_as_float(v.w);
+}
+
+// 8 neighbours of float32 activations, behind the predecessor.
+__device__ inline void load_floats(const float* address, float (&out)[8]) {
+    const uint4 first = load16(address), second = load16(address + 4);
+    as_floats(first, out, 0);
+    as_floats(second, out, 4);
+}
+
+__device__ inline void store_floats(float* address, const float (&v)[8]) {
+    reinterpret_cast<float4*>(address)[0] = make_float4(v[0], v[1], v[2], v[3]);
+    reinterpret_cast<float4*>(address)[1] = make_float4(v[4], v[5], v[6], v[7]);
+}
+
+// Vectors of weights keep the type of their checkpoint; implementations/base.py knows these numbers too.
+enum VectorType { VECTOR_BF16 = 0, VECTOR_F32 = 1, VECTOR_F16 = 2 };
+
+// 8 neighbours of a vector of weights.
+__device__ inline void load_vector(const void* vector, int k, int type, float (&out)[8]) {
+    if (type == VECTOR_F32) {
+        const float* from = static_cast<const float*>(vector) + k;
+        as_floats(load_weights(from), out, 0);
+        as_floats(load_weights(from + 4), out, 4);
+        return;
     }
-}
-
-__device__ inline uint4 pack8(const float (&v)[8]) {
-    return make_uint4(pack(v[0], v[1]), pack(v[2], v[3]), pack(v[4], v[5]), pack(v[6], v[7]));
-}
-
-// acc[16x8] += a[16x16] b[16x8], bf16 with float32 sums. Lane 4g+t holds of a: rows g, g+8 at columns 2t.. and 2t+8..;
-// of b: column g at rows 2t.. and 2t+8..; of acc: rows g (first two) and g+8 (last two) at columns 2t, 2t+1.
-__device__ inline void mma(float (&acc)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
-                           uint32_t b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                 : "+f"(acc[0]), "+f"(acc[1]), "+f"(acc[2]), "+f"(acc[3])
-                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+    const uint4 raw = load_weights(static_cast<const uint16_t*>(vector) + k);
+    const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        const uint16_t bits = static_cast<uint16_t>(words[i / 2] >> i % 2 * 16);
+        out[i] = type == VECTOR_F16 ? widen_f16(bits) : widen_bf16(bits);
+    }
 }
 
 __device__ inline uint32_t shared_address(const void* pointer) {

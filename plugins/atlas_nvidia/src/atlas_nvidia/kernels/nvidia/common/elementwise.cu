@@ -22,41 +22,53 @@ __device__ void store(uint16_t* y, int64_t element, const uint4& v) { *reinterpr
 
 }  // namespace
 
-// y[row] = table[index[row]]; the index is a token id (embed) or a row of the step (gather_rows).
+// The beginning of the residual stream: rows of a table, widened.
 extern "C" __global__ void __launch_bounds__(256)
-take_rows(const int32_t* counts, int32_t live_word, const int32_t* index, const uint16_t* table, uint16_t* y,
-          int32_t width) {
+embed(const int32_t* counts, int32_t live_word, const int32_t* tokens, const uint16_t* table, float* y, int32_t width) {
     wait_for_predecessor();
     const Place p = place(counts[live_word], width);
-    if (p.live) store(y, p.element, load16(table + static_cast<int64_t>(index[p.row]) * width + p.column));
+    if (!p.live) return;
+    float v[8];
+    unpack(load16(table + static_cast<int64_t>(tokens[p.row]) * width + p.column), v);
+    store_floats(y + p.element, v);
+}
+
+// Rows of the residual stream, as they are.
+extern "C" __global__ void __launch_bounds__(256)
+gather_rows(const int32_t* counts, int32_t live_word, const int32_t* index, const float* x, float* y, int32_t width) {
+    wait_for_predecessor();
+    const Place p = place(counts[live_word], width);
+    if (!p.live) return;
+    float v[8];
+    load_floats(x + static_cast<int64_t>(index[p.row]) * width + p.column, v);
+    store_floats(y + p.element, v);
+}
+
+// Onto the residual stream.
+extern "C" __global__ void __launch_bounds__(256)
+add(const int32_t* counts, int32_t live_word, const float* x, const uint16_t* z, float* y, int32_t width) {
+    wait_for_predecessor();
+    const Place p = place(counts[live_word], width);
+    if (!p.live) return;
+    float a[8], b[8];
+    load_floats(x + p.element, a);
+    unpack(load16(z + p.element), b);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) a[i] += b[i];
+    store_floats(y + p.element, a);
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-add(const int32_t* counts, int32_t live_word, const uint16_t* x, const uint16_t* z, uint16_t* y, int32_t width) {
+bias_add(const int32_t* counts, int32_t live_word, const uint16_t* x, const void* bias, uint16_t* y, int32_t width,
+         int32_t bias_type) {
     wait_for_predecessor();
     const Place p = place(counts[live_word], width);
     if (!p.live) return;
     float a[8], b[8];
     unpack(load16(x + p.element), a);
-    unpack(load16(z + p.element), b);
+    load_vector(bias, p.column, bias_type, b);
 #pragma unroll
     for (int i = 0; i < 8; ++i) a[i] += b[i];
-    store(y, p.element, pack8(a));
-}
-
-extern "C" __global__ void __launch_bounds__(256)
-bias_add(const int32_t* counts, int32_t live_word, const uint16_t* x, const void* bias, uint16_t* y, int32_t width,
-         int32_t bias_f32) {
-    wait_for_predecessor();
-    const Place p = place(counts[live_word], width);
-    if (!p.live) return;
-    float a[8];
-    unpack(load16(x + p.element), a);
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-        const int k = p.column + i;
-        a[i] += bias_f32 ? static_cast<const float*>(bias)[k] : widen(static_cast<const uint16_t*>(bias)[k]);
-    }
     store(y, p.element, pack8(a));
 }
 

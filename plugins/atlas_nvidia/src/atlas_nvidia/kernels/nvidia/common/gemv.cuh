@@ -182,7 +182,8 @@ __device__ inline void gemv(int tiles, int width, unsigned char* shared, Rows ro
     wait_copies<0>();
 }
 
-// Columns of a normalised hidden state in shared memory: x / sqrt(mean(x²) + eps) * weight, rounded to bf16.
+// Columns of a normalised residual stream in shared memory: x / sqrt(mean(x²) + eps) * weight, in the element type.
+// Where its range allows, the factor of a column is left to the sums (scale), and one pass over x does.
 // A row is padded by 64 bytes, so that the 16-byte reads of two neighbouring columns fall into different banks.
 constexpr int MAX_NORM_COLUMNS = 8;
 
@@ -194,38 +195,25 @@ struct NormColumns {
     float* partial;    // [GEMV_WARPS][MAX_NORM_COLUMNS]; whatever a kernel wants for itself lies behind
     int width;
     int live = 0;
+    float scale = 1.0f;  // of the sums that this thread stores, those of column threadIdx.x / 8
     static constexpr bool STREAMED = false;
 
     // Before the predecessor has ended: every thread fetches the norm weights that it will use itself.
-    __device__ void fetch(const void* source, bool wide) const {
+    __device__ void fetch(const void* source, int type) const {
         for (int k = threadIdx.x * 8; k < width; k += GEMV_THREADS * 8) {
             float w[8];
-            if (wide) {
-#pragma unroll
-                for (int i = 0; i < 8; ++i) w[i] = static_cast<const float*>(source)[k + i];
-            } else {
-                unpack(load_weights(static_cast<const uint16_t*>(source) + k), w);
-            }
-#pragma unroll
-            for (int i = 0; i < 8; ++i) weight[k + i] = w[i];
+            load_vector(source, k, type, w);
+            store_floats(weight + k, w);
         }
     }
 
-    __device__ void normalise(const uint16_t* x, float eps) const {
+    __device__ void normalise(const float* x, float eps) {
         float square[MAX_NORM_COLUMNS] = {};
-        for (int k = threadIdx.x * 8; k < width; k += GEMV_THREADS * 8) {
+        every(x, [&](int column, int k, const float (&v)[8]) {
 #pragma unroll
-            for (int c = 0; c < MAX_NORM_COLUMNS; ++c) {
-                if (c < live) {
-                    const uint4 raw = load16(x + static_cast<int64_t>(c) * width + k);
-                    *reinterpret_cast<uint4*>(values + c * norm_stride(width) + k) = raw;
-                    float v[8];
-                    unpack(raw, v);
-#pragma unroll
-                    for (int i = 0; i < 8; ++i) square[c] += v[i] * v[i];
-                }
-            }
-        }
+            for (int i = 0; i < 8; ++i) square[column] += v[i] * v[i];
+            if constexpr (WIDE_RANGE) put(column, k, v, 1.0f);
+        });
 #pragma unroll
         for (int c = 0; c < MAX_NORM_COLUMNS; ++c) {
             if (c < live) {
@@ -234,27 +222,72 @@ struct NormColumns {
             }
         }
         __syncthreads();
-        for (int c = 0; c < live; ++c) {
-            float sum = 0.0f;
-#pragma unroll
-            for (int w = 0; w < GEMV_WARPS; ++w) sum += partial[w * MAX_NORM_COLUMNS + c];
-            const float factor = rsqrtf(sum / static_cast<float>(width) + eps);
-            for (int k = threadIdx.x * 8; k < width; k += GEMV_THREADS * 8) {
-                uint4* place = reinterpret_cast<uint4*>(values + c * norm_stride(width) + k);
-                float v[8];
-                unpack(*place, v);
-#pragma unroll
-                for (int i = 0; i < 8; ++i) v[i] *= factor * weight[k + i];
-                *place = pack8(v);
-            }
+        if constexpr (WIDE_RANGE) {
+            scale = factor(threadIdx.x / 8 % MAX_NORM_COLUMNS, eps);
+        } else {
+            every(x, [&](int column, int k, const float (&v)[8]) { put(column, k, v, factor(column, eps)); });
+            __syncthreads();
         }
-        __syncthreads();
     }
 
     __device__ void read(int, int column, int k, uint4& first, uint4& second) const {
         const uint16_t* from = values + column * norm_stride(width) + k;
         first = column < live && k < width ? *reinterpret_cast<const uint4*>(from) : zero16();
         second = column < live && k + 32 < width ? *reinterpret_cast<const uint4*>(from + 32) : zero16();
+    }
+
+  private:
+    // use(column, k, x[column][k .. k + 8)) for this thread's part of the live columns.
+    template <class Use>
+    __device__ void every(const float* x, Use use) const {
+        if (live == 1) {
+            sweep<0, 1, 2>(x, use);
+        } else {
+            sweep<0, 4, 1>(x, use);
+            sweep<4, 4, 1>(x, use);
+        }
+    }
+
+    // Columns [FIRST, FIRST + COLUMNS), PIECES vectors of each at once: all loads leave before the first is used.
+    template <int FIRST, int COLUMNS, int PIECES, class Use>
+    __device__ void sweep(const float* x, Use use) const {
+        if (FIRST >= live) return;
+        constexpr int STEP = GEMV_THREADS * 8;
+        for (int start = threadIdx.x * 8; start < width; start += PIECES * STEP) {
+            uint4 raw[COLUMNS][PIECES][2];
+#pragma unroll
+            for (int e = 0; e < COLUMNS * PIECES; ++e) {
+                const int c = e / PIECES, piece = e % PIECES, k = start + piece * STEP;
+                if (FIRST + c >= live || k >= width) continue;
+                const float* from = x + static_cast<int64_t>(FIRST + c) * width + k;
+                raw[c][piece][0] = load16(from);
+                raw[c][piece][1] = load16(from + 4);
+            }
+#pragma unroll
+            for (int e = 0; e < COLUMNS * PIECES; ++e) {
+                const int c = e / PIECES, piece = e % PIECES, k = start + piece * STEP;
+                if (FIRST + c >= live || k >= width) continue;
+                float v[8];
+                as_floats(raw[c][piece][0], v, 0);
+                as_floats(raw[c][piece][1], v, 4);
+                use(FIRST + c, k, v);
+            }
+        }
+    }
+
+    __device__ void put(int column, int k, const float (&v)[8], float by) const {
+        float scaled[8];
+#pragma unroll
+        for (int i = 0; i < 8; ++i) scaled[i] = v[i] * by * weight[k + i];
+        *reinterpret_cast<uint4*>(values + column * norm_stride(width) + k) = pack8(scaled);
+    }
+
+    // Of a column whose squares have been summed. That of a column without a token means nothing.
+    __device__ float factor(int column, float eps) const {
+        float sum = 0.0f;
+#pragma unroll
+        for (int w = 0; w < GEMV_WARPS; ++w) sum += partial[w * MAX_NORM_COLUMNS + column];
+        return rsqrtf(sum / static_cast<float>(width) + eps);
     }
 };
 

@@ -39,7 +39,7 @@ __device__ void fetch(uint32_t tile, const uint16_t* matrix, int first, int rows
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 linear_gemm(const int32_t* counts, int32_t live_word, const uint16_t* x, const uint16_t* weight,
-            const uint16_t* residual, void* y, int32_t rows, int32_t width, int32_t y_f32) {
+            const float* residual, void* y, int32_t rows, int32_t width, int32_t y_f32) {
     extern __shared__ __align__(128) unsigned char shared[];
     wait_for_predecessor();
     const int live = counts[live_word], m0 = blockIdx.x * TILE_M, n0 = blockIdx.y * TILE_N;
@@ -97,8 +97,7 @@ linear_gemm(const int32_t* counts, int32_t live_word, const uint16_t* x, const u
                 if (row >= rows) continue;
                 const int64_t element = static_cast<int64_t>(token) * rows + row;
                 float value = acc[i][j][e];
-                // The product is an activation of its own in the decomposition: it is rounded before the sum.
-                if (residual) value = widen(narrow(value)) + widen(residual[element]);
+                if (residual) value += residual[element];
                 if (y_f32) static_cast<float*>(y)[element] = value;
                 else static_cast<uint16_t*>(y)[element] = narrow(value);
             }

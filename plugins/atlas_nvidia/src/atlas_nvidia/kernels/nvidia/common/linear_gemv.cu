@@ -9,7 +9,7 @@ using namespace atlas;
 
 extern "C" __global__ void __launch_bounds__(GEMV_THREADS, 2)
 linear_gemv(const int32_t* counts, int32_t live_word, const uint16_t* x, const uint16_t* weight,
-            const uint16_t* residual, void* y, int32_t rows, int32_t width, int32_t capacity, int32_t y_f32) {
+            const float* residual, void* y, int32_t rows, int32_t width, int32_t capacity, int32_t y_f32) {
     extern __shared__ __align__(16) unsigned char shared[];
     StreamedColumns columns{x, shared + gemv_shared(GEMV_COLUMN_TILES), width, capacity};
     columns.live = min(counts[live_word], capacity);
@@ -19,7 +19,7 @@ linear_gemv(const int32_t* counts, int32_t live_word, const uint16_t* x, const u
     };
     auto exists = [&](int tile, int row) { return tile * TILE_ROWS + row < rows; };
     struct Pair {
-        uint16_t first, second;
+        float first, second;
     };
     gemv<GEMV_COLUMN_TILES>(
         (rows + TILE_ROWS - 1) / TILE_ROWS, width, shared,
@@ -30,7 +30,7 @@ linear_gemv(const int32_t* counts, int32_t live_word, const uint16_t* x, const u
         },
         columns,
         [&](int tile, int i, int column) {
-            Pair found = {0, 0};
+            Pair found = {0.0f, 0.0f};
             if (residual && column < columns.live) {
                 if (exists(tile, i)) found.first = residual[element(tile, i, column)];
                 if (exists(tile, i + 8)) found.second = residual[element(tile, i + 8, column)];
@@ -43,8 +43,7 @@ linear_gemv(const int32_t* counts, int32_t live_word, const uint16_t* x, const u
             for (int half = 0; half < 2; ++half) {
                 if (!exists(tile, i + 8 * half)) continue;
                 float value = half ? b : a;
-                // The product is an activation of its own in the decomposition: it is rounded before the sum.
-                if (residual) value = widen(narrow(value)) + widen(half ? found.second : found.first);
+                if (residual) value += half ? found.second : found.first;
                 if (y_f32) static_cast<float*>(y)[element(tile, i + 8 * half, column)] = value;
                 else static_cast<uint16_t*>(y)[element(tile, i + 8 * half, column)] = narrow(value);
             }

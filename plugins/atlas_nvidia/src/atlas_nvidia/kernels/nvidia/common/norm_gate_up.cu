@@ -4,9 +4,9 @@
 using namespace atlas;
 
 extern "C" __global__ void __launch_bounds__(GEMV_THREADS, 2)
-norm_gate_up_silu(const int32_t* counts, const uint16_t* x, const void* norm_weight, const uint16_t* gate_weight,
+norm_gate_up_silu(const int32_t* counts, const float* x, const void* norm_weight, const uint16_t* gate_weight,
                   const uint16_t* up_weight, uint16_t* y, int32_t rows, int32_t width, int32_t capacity, float eps,
-                  int32_t norm_f32) {
+                  int32_t norm_type) {
     extern __shared__ __align__(16) unsigned char shared[];
     NormColumns norm = norm_columns(shared, width, capacity);
     norm.live = min(counts[ATLAS_TOKENS], capacity);
@@ -16,7 +16,7 @@ norm_gate_up_silu(const int32_t* counts, const uint16_t* x, const void* norm_wei
             return (i < 8 ? gate_weight : up_weight) + static_cast<int64_t>(tile * 8 + i % 8) * width;
         },
         [&] {
-            norm.fetch(norm_weight, norm_f32);
+            norm.fetch(norm_weight, norm_type);
             admit_successor();
             wait_for_predecessor();
             norm.normalise(x, eps);
@@ -24,8 +24,7 @@ norm_gate_up_silu(const int32_t* counts, const uint16_t* x, const void* norm_wei
         norm, [](int, int, int) { return 0; },
         [&](int tile, int i, int token, float gate, float up, int) {
             if (token >= norm.live) return;
-            // Both are activations in the decomposition.
-            const float value = silu(widen(narrow(gate))) * widen(narrow(up));
+            const float value = silu(gate * norm.scale) * (up * norm.scale);
             y[static_cast<int64_t>(token) * rows + tile * 8 + i] = narrow(value);
         });
 }

@@ -21,12 +21,12 @@ __device__ Tile locate(int tile, int tiles_per_head, int q_heads, int kv_heads) 
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(GEMV_THREADS, 2)
-norm_qkv_rope_append(const int32_t* counts, const uint16_t* x, const void* norm_weight, const uint16_t* q_weight,
+norm_qkv_rope_append(const int32_t* counts, const float* x, const void* norm_weight, const uint16_t* q_weight,
                      const uint16_t* k_weight, const uint16_t* v_weight, const float* inv_freq,
                      const int32_t* positions, const int32_t* token_row, const int32_t* row_slot, const int32_t* slots,
                      uint16_t* cache, uint16_t* q, int32_t width, int32_t q_heads, int32_t kv_heads, int32_t head_dim,
                      int32_t page_tokens, int32_t slot_stride, int32_t table_offset, int32_t capacity, float eps,
-                     float rope_scale, int32_t norm_f32) {
+                     float rope_scale, int32_t norm_type) {
     extern __shared__ __align__(16) unsigned char shared[];
     NormColumns norm = norm_columns(shared, width, capacity);
     const int half = head_dim / 2, tiles_per_head = half / 8;
@@ -43,7 +43,7 @@ norm_qkv_rope_append(const int32_t* counts, const uint16_t* x, const void* norm_
             return weight + static_cast<int64_t>(row) * width;
         },
         [&] {
-            norm.fetch(norm_weight, norm_f32);
+            norm.fetch(norm_weight, norm_type);
             // What the last stores need, long before they need it: where each token goes and how it is rotated.
             if (threadIdx.x < norm.live) {
                 const int token = threadIdx.x, position = positions[token];
@@ -63,9 +63,8 @@ norm_qkv_rope_append(const int32_t* counts, const uint16_t* x, const void* norm_
             if (token >= norm.live) return;
             const Tile t = locate(tile, tiles_per_head, q_heads, kv_heads);
             const int dim = t.pair + i;
-            // Projections are activations in the decomposition: rounded before they are rotated.
-            a = widen(narrow(a));
-            b = widen(narrow(b));
+            a *= norm.scale;
+            b *= norm.scale;
             if (t.kind != 2) {
                 const float2 by = turn[token * half + dim];
                 const float rotated = a * by.y - b * by.x;

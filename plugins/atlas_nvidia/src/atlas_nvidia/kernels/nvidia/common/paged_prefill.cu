@@ -15,14 +15,15 @@ namespace {
 
 constexpr int QUERIES = 64, KEYS = 64, THREADS = 128, PIECES = HEAD_DIM / 8;
 constexpr int TILE_BYTES = KEYS * HEAD_DIM * 2;
+constexpr int SWIZZLE = PIECES < 8 ? PIECES : 8;  // pieces that change places; short rows share the 128 bytes of all banks
 
 __device__ uint32_t piece(uint32_t tile, int row, int index) {
-    return tile + row * HEAD_DIM * 2 + ((index ^ (row & 7)) * 16);
+    return tile + row * HEAD_DIM * 2 + ((index ^ (row / (8 / SWIZZLE) % SWIZZLE)) * 16);
 }
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
 paged_prefill(const int32_t* counts, const uint16_t* q, const int32_t* cu_q, const int32_t* row_slot,
               const int32_t* slots, const uint16_t* cache, uint16_t* y, int32_t q_heads, int32_t kv_heads,
               int32_t page_tokens, int32_t slot_stride, int32_t table_offset, int32_t window, float scale) {

@@ -1,20 +1,20 @@
-// x / sqrt(mean(x²) + eps) * weight, one block a row.
+// x / sqrt(mean(x²) + eps) * weight, one block a row of the residual stream.
 #include "device.cuh"
 
 using namespace atlas;
 
 extern "C" __global__ void __launch_bounds__(256)
-rms_norm(const int32_t* counts, int32_t live_word, const uint16_t* x, const void* weight, uint16_t* y, int32_t width,
-         float eps, int32_t weight_f32) {
+rms_norm(const int32_t* counts, int32_t live_word, const float* x, const void* weight, uint16_t* y, int32_t width,
+         float eps, int32_t weight_type) {
     __shared__ float partial[8];
     wait_for_predecessor();
     const int row = blockIdx.x;
     if (row >= counts[live_word]) return;
-    const uint16_t* from = x + static_cast<int64_t>(row) * width;
+    const float* from = x + static_cast<int64_t>(row) * width;
     float square = 0.0f;
     for (int k = threadIdx.x * 8; k < width; k += blockDim.x * 8) {
         float v[8];
-        unpack(load16(from + k), v);
+        load_floats(from + k, v);
 #pragma unroll
         for (int i = 0; i < 8; ++i) square += v[i] * v[i];
     }
@@ -26,14 +26,11 @@ rms_norm(const int32_t* counts, int32_t live_word, const uint16_t* x, const void
     for (int w = 0; w < 8; ++w) sum += partial[w];
     const float factor = rsqrtf(sum / static_cast<float>(width) + eps);
     for (int k = threadIdx.x * 8; k < width; k += blockDim.x * 8) {
-        float v[8];
-        unpack(load16(from + k), v);
+        float v[8], w[8];
+        load_floats(from + k, v);
+        load_vector(weight, k, weight_type, w);
 #pragma unroll
-        for (int i = 0; i < 8; ++i) {
-            const float* wide = static_cast<const float*>(weight);
-            const uint16_t* half = static_cast<const uint16_t*>(weight);
-            v[i] *= factor * (weight_f32 ? wide[k + i] : widen(half[k + i]));
-        }
+        for (int i = 0; i < 8; ++i) v[i] *= factor * w[i];
         *reinterpret_cast<uint4*>(y + static_cast<int64_t>(row) * width + k) = pack8(v);
     }
 }
