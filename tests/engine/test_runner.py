@@ -224,6 +224,26 @@ def test_a_lost_device_is_not_hidden():
     with pytest.raises(DeviceError) as caught:
         machine.runner.launch(second)
     assert caught.value.sticky
+    assert caught.value.what == "step 1 cannot be launched, in the graphs for up to 1 tokens of 1 sequences"
+    assert "submission 3 was told to" in caught.value.why
+    assert "atlas kernels test" in caught.value.cure
+
+
+def test_a_step_that_fails_on_the_device_is_named_when_it_is_collected(monkeypatch):
+    machine = Machine(asynchronous=True)
+    (plan,) = plans(1)
+    ticket = machine.runner.launch(plan)
+
+    def lost(event):
+        raise DeviceError("Waiting for an event", "an illegal address", "restart the engine", sticky=True)
+
+    monkeypatch.setattr(machine.backend, "wait_event", lost)
+    with pytest.raises(DeviceError) as caught:
+        machine.runner.collect(ticket)
+    assert caught.value.sticky
+    assert caught.value.what.startswith("step 0 has failed, in the graphs for up to ")
+    assert caught.value.why == "Waiting for an event: an illegal address"
+    assert caught.value.cure.startswith("restart the engine; ")
 
 
 def test_only_what_is_live_is_copied():

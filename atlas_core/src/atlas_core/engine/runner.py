@@ -14,7 +14,7 @@ from atlas_core.engine.loop import StepOutput
 from atlas_core.engine.output import Alternatives
 from atlas_core.model.planner import Bucket
 from atlas_core.scheduler.plan import StepPlan
-from atlas_core.vocab.errors import EngineError
+from atlas_core.vocab.errors import DeviceError, EngineError
 from atlas_core.vocab.sampling import MAX_TOP_LOGPROBS
 
 FORWARD, SAMPLE = "forward", "sample"
@@ -82,6 +82,7 @@ class Ticket:
     number: int
     ring: _Ring
     step: CapturedStep
+    bucket: Bucket
     rows: int
     logprobs: bool
 
@@ -129,6 +130,16 @@ class Runner:
         if ring.busy:
             raise EngineError(f"step {self._launched} is launched", f"{_DEPTH} steps in flight have not been collected")
         writer, step = self._choose(plan)
+        try:
+            self._enqueue(plan, ring, writer, step)
+        except DeviceError as error:
+            raise _failed(f"step {self._launched} cannot be launched", writer.bucket, error) from error
+        ring.busy = True
+        self._launched += 1
+        return Ticket(self._launched - 1, ring, step, writer.bucket, len(plan.sample_row), plan.logprobs)
+
+    def _enqueue(self, plan: StepPlan, ring: _Ring, writer: InputWriter, step: CapturedStep) -> None:
+        """Copy the inputs, replay both graphs, copy the results, and record the ring's event behind all of it."""
         backend, stream, rows = self._backend, self._stream, len(plan.sample_row)
         live = writer.write(plan, ring.block)
         backend.copy_h2d_async(ring.staging[:live], self._inputs, stream)
@@ -144,9 +155,6 @@ class Runner:
                 backend.copy_d2h_async(step.activations[self._results.logprob_values].address, values, stream)
                 backend.copy_d2h_async(step.activations[self._results.logprob_ids].address, ids, stream)
         backend.record_event(ring.event, stream)
-        ring.busy = True
-        self._launched += 1
-        return Ticket(self._launched - 1, ring, step, rows, plan.logprobs)
 
     def collect(self, ticket: Ticket) -> StepOutput:
         """Wait for the oldest step in flight and read what it sampled.
@@ -155,7 +163,10 @@ class Runner:
         """
         if ticket.number != self._collected or not ticket.ring.busy:
             raise EngineError(f"step {ticket.number} is collected", f"the oldest step in flight is {self._collected}")
-        self._backend.wait_event(ticket.ring.event)
+        try:
+            self._backend.wait_event(ticket.ring.event)
+        except DeviceError as error:
+            raise _failed(f"step {ticket.number} has failed", ticket.bucket, error) from error
         sampled, values, ids = ticket.ring.views(ticket.rows)
         output = StepOutput(
             np.frombuffer(sampled, np.int32).tolist(), _alternatives(values, ids) if ticket.logprobs else None
@@ -197,6 +208,16 @@ class Runner:
             f"the longest query is {plan.max_query}, {len(plan.updates)} words change; the largest bucket is {largest}",
             "the buckets must cover the scheduler's limits",
         )
+
+
+def _failed(what: str, bucket: Bucket, error: DeviceError) -> DeviceError:
+    """The error with its step. Which kernel of a graph it was, a driver cannot say; run alone, each is named."""
+    return DeviceError(
+        f"{what}, in the graphs for up to {bucket.tokens} tokens of {bucket.sequences} sequences",
+        f"{error.what}: {error.why}",
+        "; ".join(filter(None, (error.cure, "atlas kernels test runs each kernel of this machine alone and names it"))),
+        sticky=error.sticky,
+    )
 
 
 def _alternatives(values: memoryview, ids: memoryview) -> list[Alternatives]:
