@@ -1,6 +1,7 @@
 """The memory of a plan: what it takes, what is left for the cache, and getting it from the device."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from atlas_core.assembly.model import Model
@@ -12,6 +13,7 @@ from atlas_core.model.program import Value
 from atlas_core.runtime.bound import StepMemory
 from atlas_core.runtime.budget import Budget, KVNeed, Readings, Term, plan_budget
 from atlas_core.runtime.loader import WeightCopy, WeightKey, load_arrays, load_weights, weight_copies
+from atlas_core.vocab.errors import BudgetError
 
 DEFAULT_FRACTION = 0.9
 """Of the memory that is free at start; the rest is for drivers, graphs and everybody else."""
@@ -75,26 +77,49 @@ def allocate(
     backend: GpuBackend, stream: Stream, plan: StepPlan, model: Model, weights: Weights, budget: Budget,
     progress: Callable[[int, int, str], None],
 ) -> tuple[StepMemory, int, Mapping[str, Buffer]]:  # fmt: skip
-    """Get everything from the device and load the weights: (memory without inputs, address of the input block, states)."""
+    """Get everything from the device and load the weights: (memory without inputs, address of the input block, states).
+
+    Raises BudgetError naming the term that there is no room for, which happens when somebody else has taken memory since the plan.
+    """
 
     def read(name: str) -> bytes | memoryview:
         spec = next(copy.spec for copy in weights.copies if copy.weight == name)
         assert spec.layout is not None
         return model.read(name, spec.layout, spec.shape)
 
-    loaded = load_weights(backend, weights.copies, read, progress).buffers
-    values = load_arrays(backend, plan.program.constants)
-    states = {v.name: _alloc(backend, _nbytes(v)) for v in _values(plan, "state")}
+    def get(term: str, nbytes: int) -> Buffer:
+        with _named(budget, term):
+            return _alloc(backend, nbytes)
+
+    with _named(budget, "weights"):
+        loaded = load_weights(backend, weights.copies, read, progress).buffers
+    with _named(budget, "constants"):
+        values = load_arrays(backend, plan.program.constants)
+    states = {v.name: get(v.name, _nbytes(v)) for v in _values(plan, "state")}
     for value in _values(plan, "cache"):
         layer = plan.choices.caches[value.name].page_bytes(*_page(value)) * budget.pages
-        values[value.name] = _alloc(backend, layer * int(value.shape[0]))
-    inputs = backend.alloc(max(InputLayout(b.bucket).nbytes for b in plan.buckets))
-    arena = _alloc(backend, max(b.arena.nbytes for b in plan.buckets))
-    scratch = _alloc(backend, max(1, *(b.arena.scratch for b in plan.buckets)))
+        values[value.name] = get("KV pages", layer * int(value.shape[0]))
+    inputs = get("inputs", max(InputLayout(b.bucket).nbytes for b in plan.buckets)).address
+    arena = get("activations", max(b.arena.nbytes for b in plan.buckets))
+    scratch = get("scratch", max(1, *(b.arena.scratch for b in plan.buckets)))
     backend.memset_async(scratch.address, 0, scratch.nbytes, stream)
     backend.synchronize(stream)
     uses = {use: loaded[key] for use, key in weights.uses.items()}
     return StepMemory(arena, scratch, 0, {**values, **states}, uses), inputs, states
+
+
+@contextmanager
+def _named(budget: Budget, name: str) -> Iterator[None]:
+    """Say which term of the budget could not be had, and how to lower it."""
+    try:
+        yield
+    except BudgetError as error:
+        term = next(term for term in budget.terms if term.name == name)
+        raise BudgetError(
+            f"the device has no room for {name}: {term.nbytes} bytes in all",
+            f"{error.what}; {error.why}",
+            f"end other programs that use this device, or {term.cure or 'lower --memory, which the cache is sized by'}",
+        ) from error
 
 
 def with_inputs(memory: StepMemory, layout: InputLayout, address: int) -> StepMemory:
