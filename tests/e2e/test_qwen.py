@@ -12,7 +12,8 @@ from atlas_core.vocab.messages import Generate
 from atlas_core.vocab.sampling import SamplingParams
 
 TINY = Path(__file__).parents[1] / "data" / "tiny"
-FAMILIES = ["qwen3", "qwen3_moe", "qwen3_vl", "qwen3_vl_moe"]
+HYBRIDS = ["qwen3_next", "qwen3_5", "qwen3_5_moe"]
+FAMILIES = ["qwen3", "qwen3_moe", "qwen3_vl", "qwen3_vl_moe", *HYBRIDS]
 TOLERANCE = 2e-4
 
 
@@ -132,3 +133,31 @@ def few_pages(make: Any, family: str) -> dict[str, Any]:
     fixed = sum(term.nbytes for term in plain.budget.terms if term.name != "KV pages")
     page = next(term.nbytes for term in plain.budget.terms if term.name == "KV pages") // plain.budget.pages
     return {"max_seq_len": 128, "max_prefill_tokens": 64, "memory": fixed + -(-160 // plain.limits.page_tokens) * page}
+
+
+@pytest.mark.parametrize("family", HYBRIDS)
+def test_a_slot_never_sees_the_states_of_the_one_before(make: Any, golden: dict[str, np.ndarray], family: str) -> None:
+    """One slot, used by sequences that are dropped in the middle, and that run to their end."""
+    built = make(TINY / family, max_batch_size=1, max_prefill_tokens=32)
+    scheduler = Scheduler(built.limits)
+    params = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
+    dropped = scheduler.submit(Generate("x", tuple(range(3, 100)), params), seed=0, stop_ids=())
+    for _ in range(2):
+        plan = scheduler.schedule()
+        assert plan is not None
+        scheduler.complete(plan, built.runner.collect(built.runner.launch(plan)).sampled)
+    scheduler.finish(dropped)
+    for prompt, want in (("input_ids", "gen_ids"), ("long_ids", "long_gen_ids"), ("input_ids", "gen_ids")):
+        assert greedy(built, [golden[prompt]], 16, scheduler) == [golden[want].tolist()]
+
+
+@pytest.mark.parametrize("family", HYBRIDS)
+def test_states_are_in_the_budget(make: Any, family: str) -> None:
+    one, four = (make(TINY / family, max_batch_size=slots) for slots in (1, 4))
+    terms = [{term.name: term.nbytes for term in built.budget.terms} for built in (one, four)]
+    # Three layers of three inputs of 128 channels, and of four heads of 16 by 16.
+    assert terms[0]["state.linear.convolution"] == 3 * 3 * 128 * 4
+    assert terms[0]["state.linear.delta"] == 3 * 4 * 16 * 16 * 4
+    assert all(terms[1][name] == 4 * terms[0][name] for name in terms[0] if name.startswith("state."))
+    assert one.limits.layout.table_blocks == four.limits.layout.table_blocks
+    assert len(one.limits.layout.table_blocks) == 1

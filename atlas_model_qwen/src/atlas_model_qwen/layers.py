@@ -4,7 +4,10 @@ from atlas_core.model.builder import ForwardBuilder
 from atlas_core.model.program import Value
 from atlas_core.vocab.dtype import DType
 from atlas_core.vocab.model import ModelSpec
-from atlas_model_qwen.config import ATTENTION, QwenConfig
+from atlas_model_qwen.config import ATTENTION, CONVOLUTION, DELTA, QwenConfig
+
+_L2_EPS = 1e-6
+"""A constant of the family: no configuration names it."""
 
 
 class Layer:
@@ -36,6 +39,23 @@ class Layer:
         if family.gated:
             y = step.sigmoid_mul(y, self._linear(x, "q_gate", family.heads * dim))
         return self._linear(y, "o", self._hidden, bias=family.o_bias)
+
+    def linear_attention(self, x: Value, place: int) -> Value:
+        """Gated DeltaNet (Yang et al., 2024) over ``place`` of both states: convolved, normalised, recurrent, gated."""
+        step, linear = self._step, self._family.linear
+        assert linear is not None
+        heads, dims = (linear.key_heads, linear.value_heads), (linear.key_dim, linear.value_dim)
+        qkv = self._linear(x, "linear.qkv", linear.channels, bias=False)
+        z = self._linear(x, "linear.z", linear.value_features, bias=False)
+        b = self._linear(x, "linear.b", linear.value_heads, bias=False)
+        a = self._linear(x, "linear.a", linear.value_heads, bias=False)
+        filters = self._weight("linear.convolution", linear.channels, linear.width)
+        qkv = step.causal_conv1d(qkv, filters, CONVOLUTION, place)
+        qkv = step.l2_norm(qkv, 2 * linear.key_heads, linear.key_dim, _L2_EPS)
+        decay = self._weight("linear.a_log", linear.value_heads), self._weight("linear.dt_bias", linear.value_heads)
+        y = step.gated_delta_rule(qkv, (a, b), decay, DELTA, place, heads, dims, linear.key_dim**-0.5)
+        y = step.gated_rms_norm(y, z, self._weight("linear.norm", linear.value_dim), self._family.norm_eps)
+        return self._linear(y, "linear.o", self._hidden, bias=False)
 
     def mlp(self, x: Value, stem: str = "", size: int | None = None) -> Value:
         """SwiGLU."""

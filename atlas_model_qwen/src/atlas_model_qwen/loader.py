@@ -10,7 +10,7 @@ from atlas_core.model.program import Value
 from atlas_core.vocab.dtype import DType
 from atlas_core.vocab.model import ModelSpec
 from atlas_model_qwen import config, weights
-from atlas_model_qwen.config import QwenConfig
+from atlas_model_qwen.config import FULL, QwenConfig
 from atlas_model_qwen.layers import Layer
 
 
@@ -33,9 +33,10 @@ class QwenLoader:
         family = spec.family
         assert isinstance(family, QwenConfig)
         h = step.embed(step.weight("embed", spec.vocab_size, spec.hidden_size))
-        for index in range(spec.layers):
-            layer = Layer(step, spec, index)
-            h = step.add(h, layer.attention(layer.norm(h, "attention_norm"), index))
+        for index, kind in enumerate(family.kinds):
+            layer, place = Layer(step, spec, index), family.kinds[:index].count(kind)
+            x = layer.norm(h, "attention_norm")
+            h = step.add(h, layer.attention(x, place) if kind == FULL else layer.linear_attention(x, place))
             x = layer.norm(h, "mlp_norm")
             sparse = family.experts is not None and index in family.experts.layers
             h = step.add(h, layer.mixture(x) if sparse else layer.mlp(x))
@@ -46,5 +47,8 @@ class QwenLoader:
 qwen2 = partial(QwenLoader, "qwen2")
 qwen3 = partial(QwenLoader, "qwen3")
 qwen3_moe = partial(QwenLoader, "qwen3_moe")
+qwen3_next = partial(QwenLoader, "qwen3_next")
+qwen3_5 = partial(QwenLoader, "qwen3_5")
+qwen3_5_moe = partial(QwenLoader, "qwen3_5_moe")
 qwen3_vl = partial(QwenLoader, "qwen3_vl")
 qwen3_vl_moe = partial(QwenLoader, "qwen3_vl_moe")

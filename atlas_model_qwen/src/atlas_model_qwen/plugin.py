@@ -22,5 +22,8 @@ class Qwen:
 qwen2 = Qwen("qwen2")
 qwen3 = Qwen("qwen3")
 qwen3_moe = Qwen("qwen3_moe")
+qwen3_next = Qwen("qwen3_next")
+qwen3_5 = Qwen("qwen3_5", ("qwen3_5_text",))
+qwen3_5_moe = Qwen("qwen3_5_moe", ("qwen3_5_moe_text", "qwen3_6_moe"))
 qwen3_vl = Qwen("qwen3_vl", ("qwen3_vl_text",))
 qwen3_vl_moe = Qwen("qwen3_vl_moe", ("qwen3_vl_moe_text",))

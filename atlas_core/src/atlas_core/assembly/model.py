@@ -179,7 +179,7 @@ def _dummy(registry: Registry, path: Path) -> Model:
     """Random weights of the right shapes: the shapes are those that the recorded program asks for."""
     _, _, loader, spec = _family(registry, ModelDirectory(path).config)
     names: NameMap = loader.name_map("hf", spec)
-    layout = StepLayout(SlotLayout(1, (1,) * len(spec.caches), 0), 16, DType.BF16, 1)
+    layout = StepLayout(SlotLayout(1, (1,) * sum(cache.paged for cache in spec.caches), 0), 16, DType.BF16, 1)
     program = record(loader, spec, layout)
     shapes = {value.name: tuple(int(dim) for dim in value.shape) for value in program.weights()}
     checkpoint = DummyCheckpoint(path, names, shapes)

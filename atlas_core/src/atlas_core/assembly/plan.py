@@ -102,7 +102,7 @@ def _planned(model: Model, machine: Machine, settings: Settings) -> StepPlan:
     pages = -(-max_seq_len // settings.block_size)
     slots = settings.max_batch_size
     layout = StepLayout(
-        SlotLayout(slots, (pages,) * len(model.spec.caches), BIAS_PAIRS),
+        SlotLayout(slots, (pages,) * sum(cache.paged for cache in model.spec.caches), BIAS_PAIRS),
         settings.block_size,
         DType(settings.dtype),
         slots,

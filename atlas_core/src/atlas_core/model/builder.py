@@ -163,13 +163,10 @@ class ForwardBuilder:
     def attention(self, q: Value, k: Value, v: Value, group: str, layer: int, q_heads: int, scale: float) -> Value:
         """Append k and v [T, kv_heads·head_dim] to ``layer`` of the cache group, then attend with q [T, q_heads·head_dim].
 
-        The group's CacheSpec gives heads, head size and window. Raises ValueError for an unknown group.
+        The group's CacheSpec gives heads, head size and window. Raises ValueError for an unknown group, or one without pages.
         """
-        names = [spec.group for spec in self._spec.caches]
-        if group not in names:
-            raise ValueError(f"cache group {group} is not among {names}")
-        index = names.index(group)
-        spec = self._spec.caches[index]
+        spec = self._group(group, paged=True)
+        index = [cache.group for cache in self._spec.caches if cache.paged].index(group)
         cache = self._cache(spec)
         attrs = {
             "layer": layer,
@@ -187,6 +184,48 @@ class ForwardBuilder:
             "paged_attention", {"q": q, "cu_q": self._cu_q, **where}, q.shape,
             None, **attrs, q_heads=q_heads, scale=scale, window=window,
         )  # fmt: skip
+
+    def causal_conv1d(self, x: Value, weight: Value, group: str, layer: int) -> Value:
+        """silu of the convolution of x [T, channels] along each sequence with weight [channels, width].
+
+        ``layer`` of the recurrent group, of state_shape [width - 1, channels], holds the inputs before. Raises ValueError for a group
+        without states.
+        """
+        operands = {"x": x, "weight": weight, **self._recurrent(group)}
+        stride = self._layout.slots.stride
+        return self._unary("causal_conv1d", operands, x.shape, layer=layer, slot_stride=stride)
+
+    def gated_delta_rule(
+        self, qkv: Value, gates: tuple[Value, Value], decay: tuple[Value, Value], group: str, layer: int,
+        heads: tuple[int, int], dims: tuple[int, int], scale: float,
+    ) -> Value:  # fmt: skip
+        """Linear attention of packed queries, keys and values over ``layer`` of a group of state_shape [value heads, dims].
+
+        ``gates`` are a and b [T, value heads], ``decay`` a_log and dt_bias [value heads]; ``heads`` and ``dims`` are those of keys, then
+        of values. The result is [T, value heads · value dimension]. Raises ValueError for a group without states.
+        """
+        operands = {
+            "qkv": qkv, "a": gates[0], "b": gates[1], "a_log": decay[0], "dt_bias": decay[1], **self._recurrent(group),
+        }  # fmt: skip
+        return self._unary(
+            "gated_delta_rule", operands, ("T", heads[1] * dims[1]), layer=layer, key_heads=heads[0],
+            value_heads=heads[1], key_dim=dims[0], value_dim=dims[1], scale=scale, slot_stride=self._layout.slots.stride,
+        )  # fmt: skip
+
+    def _recurrent(self, group: str) -> dict[str, Value]:
+        """What every op with a recurrent state takes: its rows, and the states of all layers and slots."""
+        spec = self._group(group, paged=False)
+        shape = (spec.layers, self._layout.slots.slots, *spec.state_shape)
+        state = self._recorder.value(f"state.{group}", "state", shape, DType.F32)
+        return {"cu_q": self._cu_q, "row_slot": self._row_slot, "slots": self._slots, "state": state}
+
+    def _group(self, group: str, *, paged: bool) -> CacheSpec:
+        fitting = {spec.group: spec for spec in self._spec.caches if spec.paged == paged}
+        if group not in fitting:
+            raise ValueError(
+                f"cache group {group} is not among {[*fitting]}, which {'have' if paged else 'need no'} pages"
+            )
+        return fitting[group]
 
     def _cache(self, spec: CacheSpec) -> Value:
         page = (2, spec.kv_heads, self._layout.page_tokens, spec.head_dim)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from atlas_core.ops import heads_cases, moe_cases, sampling_cases
+from atlas_core.ops import heads_cases, moe_cases, recurrent_cases, sampling_cases
 from atlas_core.ops.batch import Batch, BatchShape, batch_case, make_batch
 from atlas_core.ops.step import Word
 from atlas_core.ops.trials import Array, Generate, Live, Rng, Shape, Trial, normal, pair
@@ -308,6 +308,6 @@ def _updates(batch: Batch) -> list[tuple[int, int]]:
 GENERATORS: Mapping[str, Generate] = {
     "step_begin": step_begin, "embed": embed, "rms_norm": rms_norm, "add": add, "bias_add": bias_add, "linear": linear,
     "rope": rope, "kv_append": kv_append, "paged_attention": paged_attention, "silu_mul": silu_mul,
-    "gather_rows": gather_rows, **heads_cases.GENERATORS, **moe_cases.GENERATORS,
+    "gather_rows": gather_rows, **heads_cases.GENERATORS, **moe_cases.GENERATORS, **recurrent_cases.GENERATORS,
     **sampling_cases.GENERATORS,
 }  # fmt: skip

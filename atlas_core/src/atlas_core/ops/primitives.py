@@ -5,6 +5,7 @@ from atlas_core.ops import sampling
 from atlas_core.ops.contract import Op, Operand, OpSet, Tolerance
 from atlas_core.ops.heads import HEAD_OPS
 from atlas_core.ops.moe import MOE_OPS
+from atlas_core.ops.recurrent import RECURRENT_OPS
 from atlas_core.ops.tolerances import EXACT, ROUNDED, SUMMED
 from atlas_core.vocab.dtype import DType
 
@@ -186,4 +187,4 @@ SAMPLE_OPS = (
     ),
 )
 
-PRIMITIVES = OpSet((*FORWARD_OPS, *HEAD_OPS, *MOE_OPS, *SAMPLE_OPS))
+PRIMITIVES = OpSet((*FORWARD_OPS, *HEAD_OPS, *MOE_OPS, *RECURRENT_OPS, *SAMPLE_OPS))

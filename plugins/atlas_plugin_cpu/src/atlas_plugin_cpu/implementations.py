@@ -1,7 +1,7 @@
 """Every op of core, by the CPU's kernels."""
 
 from atlas_core.contracts.ops import OpImplementation
-from atlas_plugin_cpu import cached, dense, fast, heads, moe, tail
+from atlas_plugin_cpu import cached, dense, fast, heads, moe, recurrent, tail
 
 
 def implementations() -> list[OpImplementation]:
@@ -25,6 +25,8 @@ def implementations() -> list[OpImplementation]:
         moe.MoeRoute(),
         moe.MoeRouteSigmoid(),
         moe.MoeExperts(),
+        recurrent.CausalConv1d(),
+        recurrent.GatedDeltaRule(),
         tail.ProcessLogits(),
         tail.Sample(),
         tail.Logprobs(),
