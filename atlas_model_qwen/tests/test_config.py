@@ -131,6 +131,8 @@ def test_experts_in_some_layers():
         ("qwen3_5", {"linear_conv_kernel_dim": 1}, "linear_conv_kernel_dim"),
         ("qwen3_5", {"linear_key_head_dim": None}, "linear_key_head_dim"),
         ("qwen3_5", {"mamba_ssm_dtype": "bfloat16"}, "mamba_ssm_dtype"),
+        ("qwen3_5", {"output_gate_type": "sigmoid"}, "output_gate_type"),
+        ("qwen3_5", {"mlp_only_layers": [1]}, "mlp_only_layers"),
         ("qwen3_moe", {"num_local_experts": 4}, "num_experts"),
         ("qwen3_moe", {"num_experts": None}, "num_experts"),
         ("qwen3_moe", {"num_experts_per_tok": 9}, "num_experts_per_tok"),
@@ -161,3 +163,20 @@ def test_tiny_checkpoints_are_read():
     for name in found:
         spec = read_config(json.loads((data / name / "config.json").read_text()), name)
         assert (spec.hidden_size, spec.vocab_size) == (64, 512)
+
+
+REAL = {
+    "Qwen3-0.6B": (28, 151936, 1024), "Qwen3-8B": (36, 151936, 4096), "Qwen3-30B-A3B": (48, 151936, 2048),
+    "Qwen3-Coder-480B-A35B-Instruct": (62, 151936, 6144), "Qwen3-Next-80B-A3B-Instruct": (48, 151936, 2048),
+    "Qwen3-VL-30B-A3B-Instruct": (48, 151936, 2048), "Qwen3.5-27B": (64, 248320, 5120),
+    "Qwen3.5-35B-A3B": (40, 248320, 2048), "Qwen3.6-27B": (64, 248320, 5120), "Qwen3.6-35B-A3B-FP8": (40, 248320, 2048),
+    "Qwen3.6-35B-A3B-NVFP4": (40, 248320, 2048),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_configurations_of_real_models_are_read(shared, name):
+    given = json.loads((shared / "assets" / "configs" / f"{name}.json").read_text())
+    spec = read_config(given, given["model_type"])
+    assert (spec.layers, spec.vocab_size, spec.hidden_size) == REAL[name]
+    assert sum(cache.layers for cache in spec.caches if cache.group != CONVOLUTION) == spec.layers

@@ -23,7 +23,7 @@ _HARMLESS = (
     "router_aux_loss_coef", "output_router_logits",
     # Drafting layers are kept aside; pictures are refused before they reach the model.
     "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings",
-    "vision_config", "image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id",
+    "vision_config", "language_model_only", "image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id",
 )  # fmt: skip
 
 
@@ -227,6 +227,8 @@ def _linear(reader: ConfigReader) -> Linear:
         reader.positive("linear_conv_kernel_dim"),
     )  # fmt: skip
     reader.expect("mamba_ssm_dtype", ("float32",), "float32")
+    # The gate behind the norm of linear attention; that of full attention is a sigmoid in every model of the family.
+    reader.expect("output_gate_type", ("swish", "silu"), "swish")
     if linear.value_heads % linear.key_heads:
         raise CheckpointError(
             f"linear_num_value_heads {linear.value_heads} is not a multiple of linear_num_key_heads {linear.key_heads}",
@@ -241,6 +243,7 @@ def _linear(reader: ConfigReader) -> Linear:
 def _experts(reader: ConfigReader, traits: Traits, layers: int) -> Experts | None:
     shared = reader.get("shared_expert_intermediate_size", int, 0)
     if not traits.experts:
+        reader.expect("mlp_only_layers", ([],), [])
         return None
     if traits.shared != (shared > 0):
         raise CheckpointError(

@@ -87,7 +87,7 @@ class GatedDeltaRule(_Recurrent):
         return {name: vector_packing(need.operands[name].shape) for name in ("a_log", "dt_bias")}
 
     def _tasks(self, need: OpNeed, context: BindContext) -> int:
-        parts = need.sequences * need.attrs["value_heads"] * -(-need.attrs["value_dim"] // _LANES)
+        parts: int = need.sequences * need.attrs["value_heads"] * -(-need.attrs["value_dim"] // _LANES)
         return max(1, min(parts, _TASKS_A_WORKER * context.workers))
 
     def _arguments(self, need: OpNeed, context: BindContext) -> tuple[Arg, ...]:
