@@ -11,11 +11,14 @@ from typing import Any
 import httpx
 import pytest
 
+from atlas_core.plugins import discover
+from atlas_core.plugins.load import load
 from atlas_core.server.app import Application
 from atlas_core.server.options import ServerOptions
 from atlas_core.server.ports import OnProgress, ServedModel, Service
 from atlas_core.server.run import DrainingServer, bind_socket, url_of
 from atlas_core.text.detokenize import Detokenizer
+from atlas_core.text.dialect.choice import choose
 from atlas_core.text.stop import StopMatcher
 from atlas_core.text.template import ChatTemplate
 from atlas_core.vocab.errors import EngineError
@@ -211,6 +214,13 @@ class Running:
         return self.http.post("/v1/completions", json={"prompt": "hi", "max_tokens": 400} | body)
 
 
+def speech(template: str = "", **names: Any) -> Any:
+    """How a model with ``template`` speaks, by core's dialects."""
+    registry = discover()
+    known = {name: load(found.dialect, "atlas_core")() for name, found in registry.dialects.items()}
+    return choose(known, template, **names)
+
+
 def until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
@@ -247,6 +257,7 @@ class Kit:
     deltas = staticmethod(deltas)
     engine = FakeEngine
     model = staticmethod(model)
+    speech = staticmethod(speech)
     until = staticmethod(until)
     recorder = Recorder
     tokenizer = ByteTokenizer

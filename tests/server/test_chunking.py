@@ -82,7 +82,7 @@ def test_chat(case):
     for wanted in body["choices"]:
         mine = [chunk["choices"][0] for chunk in chunks if chunk["choices"][0]["index"] == wanted["index"]]
         assert mine[0]["delta"] == {"role": "assistant", "content": ""}
-        assert "".join(choice["delta"].get("content", "") for choice in mine) == wanted["message"]["content"]
+        assert "".join(choice["delta"].get("content") or "" for choice in mine) == wanted["message"]["content"]
         assert [choice["finish_reason"] for choice in mine] == [None] * (len(mine) - 1) + [wanted["finish_reason"]]
         entries = [entry for choice in mine for entry in (choice["logprobs"] or {"content": []})["content"]]
         assert entries == (wanted["logprobs"] or {"content": []})["content"]

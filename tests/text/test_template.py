@@ -2,8 +2,7 @@ import json
 
 import pytest
 
-from atlas_core.contracts.checkpoint import TokenizerSource
-from atlas_core.text.template import ChatTemplate, choose_template
+from atlas_core.text.template import ChatTemplate
 from atlas_core.vocab.errors import CheckpointError, RequestError
 
 CHATML = (
@@ -189,13 +188,3 @@ def test_messages_that_are_none(messages):
     with pytest.raises(RequestError) as caught:
         template().render(messages)
     assert caught.value.field.startswith("messages")
-
-
-def test_which_template_is_used():
-    source = TokenizerSource("", {"default": "d", "tool_use": "t"}, {})
-    assert choose_template(source) == "d"
-    assert choose_template(source, tools=True) == "t"
-    assert choose_template(source, tools=True, override="o") == "o"
-    with pytest.raises(RequestError) as caught:
-        choose_template(TokenizerSource("", {}, {}))
-    assert caught.value.code == "no_chat_template"

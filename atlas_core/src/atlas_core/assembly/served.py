@@ -6,12 +6,15 @@ from pathlib import Path
 
 from atlas_core.assembly.model import catalogue, open_model
 from atlas_core.contracts.checkpoint import TokenizerSource
+from atlas_core.contracts.dialect import Dialect
 from atlas_core.loading.fetch import resolve_model
 from atlas_core.plugins import Registry
+from atlas_core.plugins.load import load
 from atlas_core.server.ports import ChatTemplate, ServedModel
 from atlas_core.server.translate import sampling_defaults
 from atlas_core.settings import Settings
 from atlas_core.text import template
+from atlas_core.text.dialect.choice import choose
 from atlas_core.text.tokenizer import Tokenizer
 from atlas_core.vocab.errors import UsageError
 
@@ -28,30 +31,53 @@ def served_model(settings: Settings, local: Settings, registry: Registry) -> Ser
     model = open_model(registry, local, lambda done, total, note: None)
     try:
         source = model.checkpoint.tokenizer()
+        default, with_tools = _templates(settings, source)
+        known = dialects(registry)
+        declared = registry.models.require(model.family)
+        speech = choose(
+            known, with_tools or default or "",
+            tools=(settings.tool_call_parser or "", declared.tool_call_parser),
+            reasoning=(settings.reasoning_parser or "", declared.reasoning_parser),
+        )  # fmt: skip
+        own = known[speech.tool_dialect].chat_template
+        if own is not None and settings.chat_template is None:
+            default, with_tools = own, None
         return ServedModel(
             names=settings.served_model_name or (settings.model or "",),
             tokenizer=Tokenizer(source),
-            template=_template(settings, source),
+            template=_compiled(default, source),
             created=int(time.time()),
             sampling=sampling_defaults(model.checkpoint.generation_config, {}),
+            tool_template=_compiled(with_tools, source),
+            speech=speech,
+            thinking=not settings.disable_thinking,
+            thinking_budget=settings.max_thinking_budget,
         )
     finally:
         model.checkpoint.close()
 
 
-def _template(settings: Settings, source: TokenizerSource) -> ChatTemplate | None:
-    """The operator's template, a file or its text; else the checkpoint's; None when there is neither."""
+def dialects(registry: Registry) -> dict[str, Dialect]:
+    """Every dialect that an installed plugin brings."""
+    return {
+        name: load(found.dialect, registry.dialects.owner(name).dist)() for name, found in registry.dialects.items()
+    }
+
+
+def _templates(settings: Settings, source: TokenizerSource) -> tuple[str | None, str | None]:
+    """The template, and the one for requests with tools if there is such a one: the operator's (a file, or its text), else the checkpoint's."""
     override = settings.chat_template
-    if override is not None and "{" not in override:
-        try:
-            override = Path(override).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(
-                f"the chat template {settings.chat_template} cannot be read",
-                str(error),
-                "name a file, or give the template",
-            ) from error
-    if override is None and not source.chat_templates:
-        return None
-    text = template.choose_template(source, override=override)
-    return template.ChatTemplate(text, source.special, strftime=time.strftime)
+    if override is None:
+        return source.chat_templates.get("default"), source.chat_templates.get("tool_use")
+    if "{" in override:
+        return override, None
+    try:
+        return Path(override).read_text(encoding="utf-8"), None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(
+            f"the chat template {override} cannot be read", str(error), "name a file, or give the template"
+        ) from error
+
+
+def _compiled(text: str | None, source: TokenizerSource) -> ChatTemplate | None:
+    return None if text is None else template.ChatTemplate(text, source.special, strftime=time.strftime)

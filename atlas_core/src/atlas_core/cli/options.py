@@ -45,6 +45,11 @@ def _parameter(option: Option) -> Callable[[F], F]:
     if option.name == "model":
         return click.argument("model", required=False, shell_complete=_complete_model)
     shown = f"default {option.default}" if option.default not in (None, ()) else f"default: {option.unset}"
+    if option.kind.switch:
+        return click.option(
+            option.flag, *option.aliases, option.name, is_flag=True, flag_value="true", default=None,
+            help=f"{option.help} [{option.variable}; {shown}]",
+        )  # fmt: skip
     return click.option(
         option.flag, *option.aliases, option.name, metavar=option.kind.metavar, multiple=option.kind.repeated,
         help=f"{option.help} [{option.variable}; {shown}]",

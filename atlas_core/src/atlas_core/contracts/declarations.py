@@ -76,6 +76,7 @@ class ModelDecl:
     """A model family. ``loader`` is ``module:attr`` of a class of no arguments that is a ModelWeightLoader.
 
     ``aliases`` are further model_types it reads (canonical spelling). ``ops`` is ``module:attr`` of a callable giving its own ops.
+    ``tool_call_parser`` and ``reasoning_parser`` name dialects; empty, the chat template shows which they are.
     """
 
     model_type: str
@@ -83,6 +84,8 @@ class ModelDecl:
     aliases: Sequence[str] = ()
     kernel_roots: Sequence[KernelRoot] = ()
     ops: str = ""
+    tool_call_parser: str = ""
+    reasoning_parser: str = ""
     catalogue: Sequence[CatalogueEntry] = field(default=())
     api: str = API_VERSION
 

@@ -19,7 +19,12 @@ from atlas_core.vocab.sampling import SamplingParams
 
 R = TypeVar("R", bound=Request)
 
-_FOREIGN = frozenset({"model", "prompt", "messages", "stream", "stream_options", "return_token_ids", "echo", "suffix"})
+_FOREIGN = frozenset(
+    {
+        "model", "prompt", "messages", "stream", "stream_options", "return_token_ids", "echo", "suffix", "tools", "tool_choice",
+        "parallel_tool_calls", "response_format", "structured_outputs", "thinking_token_budget",
+    }
+)  # fmt: skip
 """Fields of the endpoints that a call has an argument for, or no use."""
 
 

@@ -1,17 +1,23 @@
 """``POST /v1/chat/completions``."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+from atlas_core.contracts.dialect import Text
+from atlas_core.server.answer import AnswerEvent, AnswerReader, Arguments, Call, Reading, Thought, read_message
+from atlas_core.server.conversation import ToolUse, tool_use
 from atlas_core.server.logprobs import chat_logprobs
-from atlas_core.server.ports import ServedModel, Tokenizer
+from atlas_core.server.ports import ServedModel
+from atlas_core.server.prompt import Conversation, encode_pieces, render
 from atlas_core.server.schema import ChatRequest
 from atlas_core.server.sse import ChunkTemplate, encode
-from atlas_core.server.translate import check_messages, check_prompt
+from atlas_core.server.structured import answer_grammar
+from atlas_core.server.translate import check_prompt
 from atlas_core.server.turn import Output, Prompt, Turn, usage
-from atlas_core.text.guard import Guard
+from atlas_core.text.dialect.thought import Opening
+from atlas_core.text.grammar import check, whole_grammar
 from atlas_core.vocab.errors import RequestError
-from atlas_core.vocab.messages import Delta, Ready
+from atlas_core.vocab.messages import Delta, Ready, Thinking
 
 _ROLE = b'{"role":"assistant","content":""}'
 
@@ -26,17 +32,32 @@ class Chat:
         """One: the conversation."""
         return 1
 
+    def reading(self, request: ChatRequest, model: ServedModel) -> Reading:
+        """By the model's dialect, and the request's tools."""
+        use = _tools(request, model)
+        return Reading(use.tools, model.speech.tools, model.speech.reasoning, use.parallel, use.named)
+
     def prompts(self, request: ChatRequest, model: ServedModel, info: Ready) -> list[Prompt]:
         """One prompt: the messages, as the model's template writes them."""
-        going_on = bool(request.continue_final_message)
+        use = _tools(request, model)
+        answers = _answers(request, model, use)
         extra = dict(request.chat_template_kwargs or {})
         if request.reasoning_effort is not None:
             extra.setdefault("reasoning_effort", request.reasoning_effort)
-        opening = request.add_generation_prompt
-        pieces = render(model, request.messages, opening=opening, going_on=going_on, extra=extra)
+        budgets = [limit for limit in (request.thinking_token_budget, model.thinking_budget) if limit is not None]
+        budget = min(budgets, default=None)
+        asked = Conversation(
+            request.messages, use.declared, request.add_generation_prompt, bool(request.continue_final_message), extra,
+            thinking=model.thinking and budget != 0 and request.reasoning_effort != "none",
+        )  # fmt: skip
+        pieces, opening = render(model, asked)
         # The template has printed what belongs round the text.
         ids = encode_pieces(model.tokenizer, pieces, add_special=False)
-        return [Prompt(check_prompt(ids, info, "messages"))]
+        grammar = ""
+        if answers:
+            grammar = whole_grammar(answers, model.speech.reasoning, opening)
+            check(grammar, _form_field(request))
+        return [Prompt(check_prompt(ids, info, "messages"), "", opening, grammar, _thinking(model, opening, budget))]
 
     def whole(self, turn: Turn, outputs: Sequence[Output]) -> dict[str, Any]:
         """A ``chat.completion``."""
@@ -53,13 +74,14 @@ class Chat:
 
 
 class ChatChunks:
-    """First a delta with the role, then deltas with text, last an empty one with the finish reason."""
+    """First a delta with the role, then deltas with what the answer gains, last an empty one with the finish reason."""
 
     def __init__(self, turn: Turn) -> None:
         self._turn = turn
         self._template = ChunkTemplate(_envelope(turn, "chat.completion.chunk"), usage_null=turn.include_usage)
         self._opened = [False] * len(turn.sequences)
         self._heads = [f'{{"index":{index},"delta":'.encode() for index in range(len(turn.sequences))]
+        self._readers = [AnswerReader(turn.reading, turn.prompt_of(i).opening) for i in range(len(turn.sequences))]
 
     def chunk(self, index: int, delta: Delta) -> bytes:
         """Events for ``delta``: none while its text is held back and nothing else was asked for."""
@@ -67,10 +89,18 @@ class ChatChunks:
         if not self._opened[index]:
             events = self._event(index, _ROLE, more=b"" if any(self._opened) else self._prompt_ids())
             self._opened[index] = True
-        if delta.text or (delta.logprobs and self._turn.wants_logprobs) or (delta.tokens and self._turn.token_ids):
-            events += self._event(index, b'{"content":' + encode(delta.text) + b"}", delta)
+        reader = self._readers[index]
+        gained = [*reader.push(delta.text)]
         if delta.finish is not None:
-            events += self._event(index, b"{}", finish=encode(delta.finish))
+            gained += reader.finish(cut=delta.finish == "length")
+        pieces = [_delta(event) for event in gained]
+        if not pieces and ((delta.logprobs and self._turn.wants_logprobs) or (delta.tokens and self._turn.token_ids)):
+            pieces = [{"content": ""}]
+        for number, piece in enumerate(pieces):
+            # Tokens and their log-probabilities stand once, with the first of what they gave.
+            events += self._event(index, encode(piece), delta if number == 0 else None)
+        if delta.finish is not None:
+            events += self._event(index, b"{}", finish=encode(reader.finish_reason(delta.finish)))
         return events
 
     def closing(self, outputs: Sequence[Output]) -> bytes:
@@ -94,45 +124,66 @@ class ChatChunks:
         return b',"prompt_token_ids":' + encode(self._turn.prompts[0].ids) if self._turn.token_ids else b""
 
 
-def render(
-    model: ServedModel,
-    messages: Sequence[Mapping[str, Any]],
-    *,
-    opening: bool | None,
-    going_on: bool,
-    extra: Mapping[str, Any],
-) -> Iterator[tuple[str, bool]]:
-    """The text of a conversation, in pieces with whether control tokens in them are meant (see text.guard).
-
-    ``opening`` unsaid means: open the answer, unless the last turn is gone on with.
-
-    Raises RequestError for messages of a wrong shape, for a model without a template, and when the template refuses.
-    """
-    check_messages(messages)
-    if model.template is None:
+def _tools(request: ChatRequest, model: ServedModel) -> ToolUse:
+    """The request's tools. Raises RequestError when this model cannot call any."""
+    use = tool_use(request)
+    if use.tools and model.speech.tools is None:
         raise RequestError(
-            "this model has no chat template", "its checkpoint brings none, as base models do",
-            "use the completions endpoint, or start the server with --chat-template FILE",
-            kind="unsupported", code="no_chat_template",
+            "this model calls no tools", "its chat template shows no known way to write calls",
+            "leave tools out, or start the server with --tool-call-parser", kind="unsupported", field="tools",
+            code="unsupported_parameter",
         )  # fmt: skip
-    guard = Guard(model.tokenizer.special_tokens, [messages, extra])
-    text = model.template.render(
-        guard.conceal(messages),
-        add_generation_prompt=not going_on if opening is None else opening,
-        continue_final_message=going_on,
-        extra=guard.conceal(extra),
-    )
-    return guard.pieces(text)
+    return use
 
 
-def encode_pieces(
-    tokenizer: Tokenizer, pieces: Iterable[tuple[str, bool]], *, add_special: bool, parse_special: bool = True
-) -> list[int]:
-    """Ids of a rendered conversation: control tokens are read where they are meant, if ``parse_special`` says so at all."""
-    ids: list[int] = []
-    for text, meant in pieces:
-        ids += tokenizer.encode(text, add_special=add_special and not ids, parse_special=meant and parse_special)
-    return ids
+def _answers(request: ChatRequest, model: ServedModel, use: ToolUse) -> list[str]:
+    """Grammars, one of which the answer must follow; none when it is free. Raises RequestError."""
+    form = answer_grammar(request)
+    if not use.tools or (form is None and not use.forced):
+        return [] if form is None else [form]
+    syntax = model.speech.tools
+    calls = syntax.grammar(use.tools, parallel=use.parallel) if syntax else None
+    if calls is None:
+        field = "tool_choice" if use.forced else _form_field(request)
+        raise RequestError(
+            f"{field} cannot be enforced beside tools", f"there is no grammar of {model.speech.tool_dialect} calls",
+            "set tool_choice to auto and leave the form free, or tool_choice to none", kind="unsupported", field=field,
+            code="unsupported_parameter",
+        )  # fmt: skip
+    if request.min_tokens:
+        raise RequestError(
+            "min_tokens contradicts the rest of the request", "an answer of a given form ends when the form does", "",
+            field="min_tokens", code="invalid_value",
+        )  # fmt: skip
+    return [calls] if use.forced else [calls, form or ""]
+
+
+def _form_field(request: ChatRequest) -> str:
+    """The field that demands a form of the answer."""
+    if request.response_format and request.response_format.get("type") != "text":
+        return "response_format"
+    return "structured_outputs" if request.structured_outputs else "tool_choice"
+
+
+def _thinking(model: ServedModel, opening: Opening, budget: int | None) -> Thinking | None:
+    syntax = model.speech.reasoning
+    if syntax is None or opening == "closed":
+        return None
+    ids = model.tokenizer.encode(syntax.end, add_special=False) if budget is not None else ()
+    return Thinking(syntax.start, syntax.end, opening == "open", budget, tuple(ids))
+
+
+def _delta(event: AnswerEvent) -> dict[str, Any]:
+    match event:
+        case Thought(text):
+            return {"reasoning_content": text}
+        case Text(text):
+            return {"content": text}
+        case Call(index, call_id, name):
+            function = {"name": name, "arguments": ""}
+            return {"tool_calls": [{"index": index, "id": call_id, "type": "function", "function": function}]}
+        case Arguments(index, text):
+            return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
 
 
 def _envelope(turn: Turn, kind: str) -> dict[str, Any]:
@@ -142,11 +193,21 @@ def _envelope(turn: Turn, kind: str) -> dict[str, Any]:
 
 
 def _choice(turn: Turn, index: int, output: Output) -> dict[str, Any]:
+    found = read_message(turn.reading, turn.prompt_of(index).opening, output.text, output.finish)
+    silent = not found.content and (found.calls or found.reasoning)
+    message: dict[str, Any] = {"role": "assistant", "content": None if silent else found.content, "refusal": None}
+    if found.reasoning:
+        message["reasoning_content"] = found.reasoning
+    if found.calls:
+        message["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
+            for call, arguments in zip(found.calls, found.arguments, strict=True)
+        ]
     choice = {
         "index": index,
-        "message": {"role": "assistant", "content": output.text, "refusal": None},
+        "message": message,
         "logprobs": _logprobs(chat_logprobs(output.positions, turn.hidden)) if turn.wants_logprobs else None,
-        "finish_reason": output.finish,
+        "finish_reason": found.finish_reason,
     }
     return choice | ({"token_ids": output.tokens} if turn.token_ids else {})
 

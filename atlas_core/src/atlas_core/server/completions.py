@@ -3,12 +3,15 @@
 from collections.abc import Sequence
 from typing import Any
 
+from atlas_core.server.answer import Reading
 from atlas_core.server.logprobs import LegacyLogprobs
 from atlas_core.server.ports import ServedModel
 from atlas_core.server.schema import CompletionRequest
 from atlas_core.server.sse import ChunkTemplate, encode
+from atlas_core.server.structured import answer_grammar
 from atlas_core.server.translate import check_ids, check_prompt, split_prompts
 from atlas_core.server.turn import Output, Prompt, Turn, usage
+from atlas_core.text.grammar import check, whole_grammar
 from atlas_core.vocab.errors import RequestError
 from atlas_core.vocab.messages import Delta, Ready
 
@@ -23,6 +26,10 @@ class Completions:
         """The prompts in the field of that name."""
         return len(split_prompts(request.prompt))
 
+    def reading(self, request: CompletionRequest, model: ServedModel) -> Reading:
+        """All is text."""
+        return Reading()
+
     def prompts(self, request: CompletionRequest, model: ServedModel, info: Ready) -> list[Prompt]:
         """Every prompt, from text or ids. An echo of ids shows control tokens too: it is what was sent."""
         if request.best_of is not None and request.best_of != (request.n or 1):
@@ -30,6 +37,10 @@ class Completions:
                 "best_of is not supported", "answers are not ranked; it may only equal n", "leave best_of out",
                 kind="unsupported", field="best_of", code="unsupported_parameter",
             )  # fmt: skip
+        form = answer_grammar(request)
+        grammar = "" if form is None else whole_grammar([form], None, "closed")
+        if grammar:
+            check(grammar, "structured_outputs")
         found = []
         split = split_prompts(request.prompt)
         for index, prompt in enumerate(split):
@@ -41,7 +52,7 @@ class Completions:
             else:
                 ids = check_ids(prompt, info.vocab_size, field)
                 echo = model.tokenizer.decode(ids, skip_special=False) if request.echo else ""
-            found.append(Prompt(check_prompt(ids, info, field), echo if request.echo else ""))
+            found.append(Prompt(check_prompt(ids, info, field), echo if request.echo else "", grammar=grammar))
         return found
 
     def whole(self, turn: Turn, outputs: Sequence[Output]) -> dict[str, Any]:

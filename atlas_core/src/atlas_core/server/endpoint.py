@@ -5,12 +5,13 @@ import logging
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
 from starlette.requests import Request as HttpRequest
 from starlette.types import Receive, Scope, Send
 
+from atlas_core.server.answer import Reading
 from atlas_core.server.body import parse_object, read_body
 from atlas_core.server.boundary import Record, json_response, record_of
 from atlas_core.server.faces import Face
@@ -24,6 +25,7 @@ from atlas_core.server.schema import Request, read_request, unknown_fields
 from atlas_core.server.translate import sampling_params, sequences
 from atlas_core.server.turn import Output, Turn
 from atlas_core.vocab.errors import RequestError
+from atlas_core.vocab.sampling import SamplingParams
 
 R = TypeVar("R", bound=Request)
 
@@ -35,6 +37,7 @@ _STREAM_HEADERS = (
     (b"x-accel-buffering", b"no"),
 )
 _MOST_NAMES = 256
+_MOST_PREPARATION_S = 30
 
 
 class UnknownFields:
@@ -112,20 +115,43 @@ class Generation(Generic[R]):
             _write_down(record, outputs, turn.n)
 
     async def _turn(self, service: Service, model: str, request: R, arrival: float) -> Turn:
-        info = service.engine.info
-        sampling = sampling_params(request, service.model.sampling, info)
-        prompts = await asyncio.to_thread(self._face.prompts, request, service.model, info)
+        info, served = service.engine.info, service.model
+        reading = self._face.reading(request, served)
+        sampling = _heard(sampling_params(request, served.sampling, info), reading, served)
+        work = asyncio.to_thread(self._face.prompts, request, served, info)
+        try:
+            prompts = await asyncio.wait_for(work, _MOST_PREPARATION_S)
+        except TimeoutError:
+            raise RequestError(
+                "the request takes too long to prepare", f"{_MOST_PREPARATION_S} s have not been enough",
+                "send a shorter prompt, or a simpler grammar", code="too_complex",
+            ) from None  # fmt: skip
         answer_id = self._face.id_prefix + uuid.uuid4().hex
         n = request.n or 1
         options = request.stream_options
         return Turn(
             answer_id, int(time.time()), model, info.fingerprint, tuple(prompts), n,
             sequences(prompts, n, sampling, answer_id, arrival),
-            hidden=service.model.tokenizer.special_ids if sampling.skip_special_tokens else frozenset(),
+            hidden=served.tokenizer.special_ids - set(sampling.shown_tokens)
+            if sampling.skip_special_tokens
+            else frozenset(),
             stream=bool(request.stream),
             include_usage=bool(options and options.include_usage),
             token_ids=bool(request.return_token_ids),
+            reading=reading,
         )  # fmt: skip
+
+
+def _heard(sampling: SamplingParams, reading: Reading, model: ServedModel) -> SamplingParams:
+    """``sampling`` with what the dialect needs: control tokens that are markup are shown, and its own ends of turns stop."""
+    spellings: list[str] = [*reading.syntax.markers] if reading.syntax and reading.tools else []
+    spellings += [reading.reasoning.start.strip(), reading.reasoning.end.strip()] if reading.reasoning else []
+    if not spellings and not model.speech.stop:
+        return sampling
+    tokenizer = model.tokenizer
+    control = [text for text in spellings if text in tokenizer.special_tokens]
+    shown = tuple(token for text in control for token in tokenizer.encode(text, add_special=False))
+    return replace(sampling, shown_tokens=shown, stop=(*sampling.stop, *model.speech.stop))
 
 
 def served_name(model: ServedModel, asked: str | None, *, strict: bool) -> str:

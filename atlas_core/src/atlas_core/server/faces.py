@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeVar
 
+from atlas_core.server.answer import Reading
 from atlas_core.server.ports import ServedModel
 from atlas_core.server.schema import Request
 from atlas_core.server.turn import Output, Prompt, Turn
@@ -40,8 +41,12 @@ class Face(Protocol[R]):
         """How many prompts there are, told without reading them. Raises RequestError."""
         ...
 
+    def reading(self, request: R, model: ServedModel) -> Reading:
+        """How its answers are taken apart. Raises RequestError."""
+        ...
+
     def prompts(self, request: R, model: ServedModel, info: Ready) -> list[Prompt]:
-        """Render and encode; runs off the event loop, since prompts may be long. Raises RequestError."""
+        """Render, encode, compile grammars; runs off the event loop, since all of that may take long. Raises RequestError."""
         ...
 
     def whole(self, turn: Turn, outputs: Sequence[Output]) -> dict[str, Any]:

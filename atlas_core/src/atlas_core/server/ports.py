@@ -4,6 +4,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from atlas_core.text.dialect.choice import Speech
 from atlas_core.vocab.messages import Delta, Gauges, Generate, Progress, Ready
 
 
@@ -70,8 +71,8 @@ class ChatTemplate(Protocol):
     """Messages to the text of a prompt; thread-safe."""
 
     def render(
-        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True,
-        continue_final_message: bool = False, extra: Mapping[str, Any] | None = None,
+        self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True, continue_final_message: bool = False, extra: Mapping[str, Any] | None = None,
     ) -> str:  # fmt: skip
         """The prompt; ``extra`` are further variables of the template. Raises RequestError when the template refuses."""
         ...
@@ -83,7 +84,9 @@ class ServedModel:
 
     ``names`` are what clients may call it, the first being its own. ``template`` is None for a model without one.
     ``sampling`` has server-wide defaults by field of SamplingParams (see ``translate.sampling_defaults``). ``created``
-    is Unix time, seconds.
+    is Unix time, seconds. ``tool_template`` is used instead where there are tools, if the model has one of its own for that.
+    ``speech`` is how it writes calls and thoughts; with ``thinking`` false it is asked to have none, and they have
+    ``thinking_budget`` tokens at most.
     """
 
     names: tuple[str, ...]
@@ -91,6 +94,10 @@ class ServedModel:
     template: ChatTemplate | None
     created: int
     sampling: Mapping[str, float | int] = field(default_factory=dict)
+    tool_template: ChatTemplate | None = None
+    speech: Speech = field(default_factory=Speech)
+    thinking: bool = True
+    thinking_budget: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

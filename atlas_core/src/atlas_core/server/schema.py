@@ -59,10 +59,14 @@ class Request(Struct, kw_only=True):
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     return_token_ids: bool | None = None
+    structured_outputs: dict[str, Any] | None = None
 
 
 class ChatRequest(Request, kw_only=True):
-    """``POST /v1/chat/completions``. ``max_completion_tokens`` wins over ``max_tokens``; neither means up to the context size."""
+    """``POST /v1/chat/completions``. ``max_completion_tokens`` wins over ``max_tokens``; neither means up to the context size.
+
+    ``thinking_token_budget`` is the most tokens of a thought; 0 asks for none.
+    """
 
     messages: Annotated[list[dict[str, Any]], Meta(min_length=1)]
     max_completion_tokens: Positive | None = None
@@ -72,6 +76,11 @@ class ChatRequest(Request, kw_only=True):
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
+    thinking_token_budget: NotNegative | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: dict[str, Any] | None = None
 
 
 class CompletionRequest(Request, kw_only=True):
@@ -98,6 +107,7 @@ class TokenizeRequest(Struct, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = None
 
 
 class DetokenizeRequest(Struct, kw_only=True):
@@ -108,11 +118,11 @@ class DetokenizeRequest(Struct, kw_only=True):
 
 
 _NEUTRAL_EVERYWHERE: Mapping[str, tuple[Any, ...]] = {
-    "response_format": ({"type": "text"},), "structured_outputs": ({},), "guided_json": (), "guided_regex": (),
+    "guided_json": (), "guided_regex": (),
     "guided_choice": (), "guided_grammar": (), "json_schema": (), "grammar": ("",), "regex": (), "ebnf": (),
     "use_beam_search": (False,), "length_penalty": (1.0,), "early_stopping": (False,), "bad_words": ([],),
     "allowed_token_ids": (), "logits_processors": ([],), "prompt_logprobs": (), "truncate_prompt_tokens": (),
-    "priority": (0,), "thinking_token_budget": (), "top_n_sigma": (), "typical_p": (1.0,), "tfs_z": (1.0,),
+    "priority": (0,), "top_n_sigma": (), "typical_p": (1.0,), "tfs_z": (1.0,),
     "mirostat": (0,), "dry_multiplier": (0.0,), "xtc_probability": (0.0,), "dynatemp_range": (0.0,), "adapter": (),
 }  # fmt: skip
 
@@ -120,12 +130,14 @@ UNSUPPORTED: Mapping[type[Struct], Mapping[str, tuple[Any, ...]]] = MappingProxy
     {
         ChatRequest: {
             **_NEUTRAL_EVERYWHERE,
-            "tools": ([],), "tool_choice": ("none", "auto"), "functions": ([],), "function_call": ("none", "auto"),
+            "functions": ([],), "function_call": ("none", "auto"),
             "audio": (), "modalities": (["text"],), "prediction": (), "web_search_options": (), "verbosity": ("medium",),
             "echo": (False,), "best_of": (1,), "documents": ([],), "moderation": (),
         },
-        CompletionRequest: {**_NEUTRAL_EVERYWHERE, "suffix": ("",)},
-        TokenizeRequest: {"tools": ([],), "return_token_strs": (False,), "with_pieces": (False,)},
+        CompletionRequest: {
+            **_NEUTRAL_EVERYWHERE, "suffix": ("",), "response_format": ({"type": "text"},), "thinking_token_budget": (),
+        },
+        TokenizeRequest: {"return_token_strs": (False,), "with_pieces": (False,)},
         DetokenizeRequest: {},
     }
 )  # fmt: skip
@@ -134,7 +146,7 @@ UNSUPPORTED: Mapping[type[Struct], Mapping[str, tuple[Any, ...]]] = MappingProxy
 WITHOUT_EFFECT = frozenset(
     {
         "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
-        "parallel_tool_calls", "cache_salt", "request_id", "spaces_between_special_tokens",
+        "cache_salt", "request_id", "spaces_between_special_tokens",
     }
 )  # fmt: skip
 """Fields that are known and change no answer."""

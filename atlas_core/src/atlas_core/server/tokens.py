@@ -7,9 +7,10 @@ from starlette.responses import Response
 
 from atlas_core.server.body import parse_object, read_body
 from atlas_core.server.boundary import json_response
-from atlas_core.server.chat import encode_pieces, render
+from atlas_core.server.conversation import declared_tools
 from atlas_core.server.endpoint import Shared
 from atlas_core.server.ports import ServedModel
+from atlas_core.server.prompt import Conversation, encode_pieces, render
 from atlas_core.server.schema import DetokenizeRequest, R, TokenizeRequest, read_request, unknown_fields
 from atlas_core.server.translate import check_ids
 from atlas_core.vocab.errors import RequestError
@@ -55,8 +56,9 @@ def _tokenize(asked: TokenizeRequest, model: ServedModel) -> list[int]:
     if asked.messages is None:
         text = asked.prompt if asked.prompt is not None else asked.content or ""
         return model.tokenizer.encode(text, add_special=special is not False, parse_special=parse)
-    pieces = render(
-        model, asked.messages, opening=asked.add_generation_prompt, going_on=bool(asked.continue_final_message),
-        extra=asked.chat_template_kwargs or {},
+    conversation = Conversation(
+        asked.messages, declared_tools(asked.tools or ()), asked.add_generation_prompt, bool(asked.continue_final_message),
+        asked.chat_template_kwargs, thinking=model.thinking,
     )  # fmt: skip
+    pieces, _ = render(model, conversation)
     return encode_pieces(model.tokenizer, pieces, add_special=bool(special), parse_special=parse)

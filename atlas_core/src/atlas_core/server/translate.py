@@ -16,8 +16,6 @@ from atlas_core.vocab.errors import CheckpointError, RequestError
 from atlas_core.vocab.messages import Generate, Ready
 from atlas_core.vocab.sampling import SamplingParams
 
-ROLES = ("developer", "system", "user", "assistant", "tool")
-
 _GENERATION_CONFIG: Mapping[str, tuple[float, float]] = {
     "temperature": (0.0, 100.0),
     "top_p": (0.0, 1.0),
@@ -92,7 +90,8 @@ def sequences(
     ]
     pairs = [(prompt, one) for prompt in prompts for one in each]
     return tuple(
-        Generate(f"{answer_id}-{index}", prompt.ids, one, arrival) for index, (prompt, one) in enumerate(pairs)
+        Generate(f"{answer_id}-{index}", prompt.ids, one, arrival, prompt.grammar, prompt.thinking)
+        for index, (prompt, one) in enumerate(pairs)
     )
 
 
@@ -134,41 +133,6 @@ def split_prompts(prompt: str | Sequence[str | int | list[int]]) -> list[str | l
     if kinds == {int}:
         return [[part for part in prompt if isinstance(part, int)]]
     return [part for part in prompt if not isinstance(part, int)]
-
-
-def check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
-    """Roles and contents. Raises RequestError that names the field; the chat template may refuse further things."""
-    for index, message in enumerate(messages):
-        place = f"messages[{index}]"
-        role = message.get("role")
-        if role not in ROLES:
-            raise RequestError(
-                f"{place}.role is not valid", f"it is {str(role)[:64]!r}", f"use one of {', '.join(ROLES)}",
-                field=f"{place}.role", code="invalid_value",
-            )  # fmt: skip
-        content = message.get("content")
-        if content is None and role != "assistant":
-            raise _bad_content(f"{place}.content", "it is missing")
-        if content is not None and not isinstance(content, str | list):
-            raise _bad_content(f"{place}.content", "it is neither a string nor a list of parts")
-        for part, value in enumerate(content if isinstance(content, list) else ()):
-            _check_part(value, f"{place}.content[{part}]")
-        calls = message.get("tool_calls")
-        if calls is not None and not (isinstance(calls, list) and all(isinstance(call, dict) for call in calls)):
-            raise _bad_content(f"{place}.tool_calls", "it is not a list of objects")
-
-
-def _check_part(part: Any, field: str) -> None:
-    kind = part.get("type") if isinstance(part, dict) else None
-    if not isinstance(kind, str):
-        raise _bad_content(field, "it is no object with a type")
-    if kind != "text":
-        raise RequestError(
-            f"{field} is of type {kind[:64]}", "this model takes text only", "send parts of type text", kind="unsupported",
-            field=field, code="unsupported_content",
-        )  # fmt: skip
-    if not isinstance(part.get("text"), str):
-        raise _bad_content(f"{field}.text", "it is no string")
 
 
 def _max_tokens(request: Request) -> int | None:
@@ -222,7 +186,3 @@ def _no_token(token: int, vocab_size: int, field: str) -> RequestError:
 
 def _contradiction(field: str, why: str) -> RequestError:
     return RequestError(f"{field} contradicts the rest of the request", why, "", field=field, code="invalid_value")
-
-
-def _bad_content(field: str, why: str) -> RequestError:
-    return RequestError(f"{field} is not valid", why, "", field=field, code="invalid_value")

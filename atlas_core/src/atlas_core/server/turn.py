@@ -3,17 +3,25 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from atlas_core.vocab.messages import Delta, FinishReason, Generate, Position
+from atlas_core.server.answer import Reading
+from atlas_core.text.dialect.thought import Opening
+from atlas_core.vocab.messages import Delta, FinishReason, Generate, Position, Thinking
 
 UsageObject = dict[str, int | dict[str, int]]
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt; ``echo`` is the text to put before its answers."""
+    """One prompt; ``echo`` is the text to put before its answers.
+
+    ``opening`` says whether it ends inside a thought. ``grammar`` and ``thinking`` are what Generate says of its answers.
+    """
 
     ids: tuple[int, ...]
     echo: str = ""
+    opening: Opening = "closed"
+    grammar: str = ""
+    thinking: Thinking | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +29,7 @@ class Turn:
     """One request, understood. Choice ``i`` is ``sequences[i]``; it answers ``prompts[i // n]``.
 
     ``hidden`` are the tokens whose text answers do not show. ``created`` is Unix time, seconds. ``fingerprint`` identifies model, plugins and settings.
+    ``reading`` is how answers are taken apart into thoughts, text and calls.
     """
 
     id: str
@@ -34,6 +43,7 @@ class Turn:
     stream: bool = False
     include_usage: bool = False
     token_ids: bool = False
+    reading: Reading = field(default_factory=Reading)
 
     def prompt_of(self, choice: int) -> Prompt:
         """The prompt that a choice answers."""
@@ -56,6 +66,7 @@ class Output:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
+    reasoning_tokens: int = 0
 
     def add(self, delta: Delta) -> None:
         """Take one delta."""
@@ -70,6 +81,7 @@ class Output:
         self.prompt_tokens = delta.prompt_tokens
         self.completion_tokens = delta.completion_tokens
         self.cached_tokens = delta.cached_tokens
+        self.reasoning_tokens = delta.reasoning_tokens
 
     @property
     def text(self) -> str:
@@ -87,5 +99,5 @@ def usage(outputs: Iterable[Output], n: int) -> UsageObject:
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": sum(output.cached_tokens for output in outputs[::n])},
-        "completion_tokens_details": {"reasoning_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": sum(output.reasoning_tokens for output in outputs)},
     }

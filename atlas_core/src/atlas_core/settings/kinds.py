@@ -13,7 +13,7 @@ class Kind:
     """``metavar`` stands for the value in help; ``parse`` reads text (flags, environment); ``accept`` reads a TOML value.
 
     ``repeated``: the value is a tuple; a flag may be given many times, the environment separates by commas, TOML has an array.
-    ``choices``: the only values there are, when they can be listed.
+    ``choices``: the only values there are, when they can be listed. ``switch``: a flag without a value.
     """
 
     metavar: str
@@ -21,6 +21,7 @@ class Kind:
     accept: Callable[[object], Any]
     repeated: bool = False
     choices: tuple[str, ...] = ()
+    switch: bool = False
 
 
 def integer(low: int, high: int | None = None) -> Kind:
@@ -103,6 +104,22 @@ def choice(*names: str) -> Kind:
         return value
 
     return Kind(f"[{'|'.join(names)}]", accept, accept, choices=names)
+
+
+def switch() -> Kind:
+    """On or off: a flag that is given or not; ``true`` or ``false`` in text."""
+
+    def accept(value: object) -> bool:
+        if value is True or value is False:
+            return value
+        raise ValueError("true or false")
+
+    def parse(text: str) -> bool:
+        if text not in ("true", "false"):
+            raise ValueError("true or false")
+        return text == "true"
+
+    return Kind("true|false", parse, accept, choices=("true", "false"), switch=True)
 
 
 def many(kind: Kind) -> Kind:

@@ -40,15 +40,18 @@ def regex_grammar(regex: str) -> str:
     return str(compiled["grammars"][0]["lark_grammar"])
 
 
-def with_thought(answer: str, syntax: ReasoningSyntax | None, state: Opening) -> str:
-    """The grammar of a whole output: ``answer``, a Lark grammar, behind a thought where one is open or may come."""
-    grammars: list[Mapping[str, Any]] = [{"name": "answer", "lark_grammar": answer}]
+def whole_grammar(answers: Sequence[str], syntax: ReasoningSyntax | None, state: Opening) -> str:
+    """The grammar of a whole output: one of ``answers``, Lark grammars, behind a thought where one is open or may come."""
+    thought, rules = "", ""
     if syntax is not None and state != "closed":
         start, end = (json.dumps(text, ensure_ascii=False) for text in (syntax.start, syntax.end))
-        thought = f"thought {_BREAKS}" if state == "open" else f"({start} thought {_BREAKS})?"
-        lark = f"%llguidance {{}}\nstart: {thought} @answer\nthought[suffix={end}]: /(?s:.*)/\n"
-        grammars.insert(0, {"name": "main", "lark_grammar": lark})
-    return json.dumps({"grammars": grammars})
+        thought = f"thought {_BREAKS} " if state == "open" else f"({start} thought {_BREAKS})? "
+        rules = f"thought[suffix={end}]: /(?s:.*)/\n"
+    names = [f"answer_{index}" for index in range(len(answers))]
+    choice = " | ".join(f"@{name}" for name in names)
+    main = f"%llguidance {{}}\nstart: {thought}({choice})\n{rules}"
+    parts = [("main", main), *zip(names, answers, strict=True)]
+    return json.dumps({"grammars": [{"name": name, "lark_grammar": lark} for name, lark in parts]})
 
 
 def check(grammar: str, field: str) -> None:

@@ -10,7 +10,6 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from atlas_core.contracts.checkpoint import TokenizerSource
 from atlas_core.text.messages import TemplateAbilities, normalise
 from atlas_core.vocab.errors import CheckpointError, RequestError
 
@@ -138,25 +137,6 @@ class ChatTemplate:
             return self._run(messages, None, False, {})
         except RequestError:
             return ""  # a probe: refusing is an answer
-
-
-def choose_template(source: TokenizerSource, *, override: str | None = None, tools: bool = False) -> str:
-    """The template to use: ``override``, else the checkpoint's ``tool_use`` when there are tools, else its ``default``.
-
-    Raises RequestError when there is none.
-    """
-    if override is not None:
-        return override
-    for name in ("tool_use", "default") if tools else ("default",):
-        if name in source.chat_templates:
-            return source.chat_templates[name]
-    raise RequestError(
-        "this model has no chat template",
-        "its checkpoint brings none, as base models do",
-        "use the completions endpoint, or start the server with --chat-template FILE",
-        kind="unsupported",
-        code="no_chat_template",
-    )
 
 
 class _Refused(jinja2.TemplateError):

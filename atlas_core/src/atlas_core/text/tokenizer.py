@@ -1,7 +1,7 @@
 """Text to token ids and back, over one tokenizer.json."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import tokenizers
@@ -73,9 +73,9 @@ class Tokenizer:
             data = data.removeprefix(b" ")
         return data.decode("utf-8", errors="replace")
 
-    def detokenizer(self, *, skip_special: bool = True) -> Detokenizer:
-        """A detokenizer whose joined pieces equal ``decode`` of all ids."""
-        return Detokenizer(lambda token: self._shown(token, skip_special))
+    def detokenizer(self, *, skip_special: bool = True, shown: Collection[int] = ()) -> Detokenizer:
+        """A detokenizer whose joined pieces equal ``decode`` of all ids; ``shown`` are control tokens that are not skipped."""
+        return Detokenizer(lambda token: self._shown(token, skip_special and token not in shown))
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes that a token stands for, which may be part of a character; for added tokens, their spelling.

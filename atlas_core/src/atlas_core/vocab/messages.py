@@ -9,13 +9,33 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 
 
 @dataclass(frozen=True, slots=True)
+class Thinking:
+    """The answer may begin with a thought, which ends with ``end``; stop strings do not count inside it.
+
+    ``opened``: the prompt has begun it already; else it begins with ``start``, or there is none. With a ``budget`` the thought is
+    ended after so many tokens by forcing ``end_ids``, the tokens of ``end``.
+    """
+
+    start: str
+    end: str
+    opened: bool
+    budget: int | None = None
+    end_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Generate:
-    """Ask for one sequence. ``id`` is unique among live requests; ``arrival`` is the caller's monotonic time, seconds."""
+    """Ask for one sequence. ``id`` is unique among live requests; ``arrival`` is the caller's monotonic time, seconds.
+
+    ``grammar``, unless empty, is what the whole output must follow (see text.grammar), a thought at its beginning included.
+    """
 
     id: str
     prompt: tuple[int, ...]
     sampling: SamplingParams
     arrival: float = 0.0
+    grammar: str = ""
+    thinking: Thinking | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +87,7 @@ class Delta:
     completion_tokens: int = 0
     cached_tokens: int = 0
     error: "Failure | None" = None
+    reasoning_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,8 +111,7 @@ class Stream:
             if not any(len(rest) < len(option) and option.startswith(rest) for option in options):
                 break
             if not (yield from self.more()):
-                least = 1 if self._mark is not None else _SHORT
-                if self.cut and len(rest) >= least and not any(rest.startswith(option) for option in options):
+                if self.cut and rest and not any(rest.startswith(option) for option in options):
                     raise MalformedError(ended=True)
                 break
         return max((option for option in options if rest.startswith(option)), key=len, default=None)
