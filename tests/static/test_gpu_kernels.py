@@ -20,6 +20,8 @@ SHARED = {"sm_90a": 227 * 1024, "sm_121a": 99 * 1024, "sm_120f": 99 * 1024}
 REGISTERS = 65536
 """Of a multiprocessor (the same)."""
 
+LOCAL = {"STL", "LDL"}
+"""Stores to and loads from a thread's own memory."""
 COPIES, PRODUCTS, MATRICES = "LDGSTS", "HMMA.16816.F32.BF16", "LDSM"
 ALONE = "ACQBULK"
 """griddepcontrol.wait: what a kernel says that may begin before its predecessor has ended."""
@@ -51,6 +53,14 @@ def test_every_module_compiles_without_a_warning_and_spills_nothing(builds, hard
     assert [name for name, unit in units.items() if unit.max_spill_bytes] == []
     spills = {(name, e): v.spills for name, record in records.items() for e, v in record.entries.items()}
     assert spills == dict.fromkeys(spills, 0)
+
+
+def test_the_gate_sees_a_warning(builds, tmp_path):
+    source = tmp_path / "careless.cu"
+    source.write_text('extern "C" __global__ void k(int* x) { int forgotten = 0; *x = 1; }')
+    with pytest.raises(KernelError, match="with warnings") as caught:
+        builds.compile_alone(source, "sm_121a", tmp_path / "careless.cubin")
+    assert "forgotten" in caught.value.why
 
 
 @targets
@@ -89,10 +99,20 @@ def test_the_gate_sees_a_call_of_the_driver(builds, tmp_path):
 
 @targets
 def test_no_thread_keeps_an_array_in_local_memory(builds, hardware, arch):
-    local = {"STL", "LDL"}
     for name in builds.records(hardware, arch):
         for function, opcodes in builds.opcodes(builds.path(hardware, arch, name)).items():
-            assert local.isdisjoint(opcode.partition(".")[0] for opcode in opcodes), (name, function)
+            assert LOCAL.isdisjoint(opcode.partition(".")[0] for opcode in opcodes), (name, function)
+
+
+def test_the_gate_sees_an_array_in_local_memory(builds, tmp_path):
+    """Registers have no addresses, so an array that is indexed at run time has no place in them."""
+    source = tmp_path / "indexed.cu"
+    source.write_text(
+        'extern "C" __global__ void k(int* x) { int a[64]; for (int i = 0; i < 64; ++i) a[x[i] & 63] = x[64 + i]; '
+        "*x = a[x[128] & 63]; }"
+    )
+    functions = builds.opcodes(builds.compile_alone(source, "sm_121a", tmp_path / "indexed.cubin"))
+    assert {opcode.partition(".")[0] for opcode in functions["k"]} >= LOCAL
 
 
 @targets
