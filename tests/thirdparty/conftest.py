@@ -38,6 +38,11 @@ class Site:
     def package(self) -> Path:
         return self.folder / PACKAGE
 
+    def moved(self, folder: Path) -> "Site":
+        """The same packages, copied to ``folder``."""
+        shutil.copytree(self.folder, folder)
+        return Site(folder)
+
     def edit(self, name: str, old: str, new: str) -> None:
         """Replace a text that occurs once in a file of the package."""
         path = self.package / name
@@ -95,8 +100,7 @@ def unbuilt(tmp_path_factory: pytest.TempPathFactory) -> Site:
 @pytest.fixture(scope="session")
 def toy(unbuilt: Site, tmp_path_factory: pytest.TempPathFactory) -> Site:
     """The example with its kernels. Not to be changed."""
-    site = Site(tmp_path_factory.mktemp("built") / "site")
-    shutil.copytree(unbuilt.folder, site.folder)
+    site = unbuilt.moved(tmp_path_factory.mktemp("built") / "site")
     said = site.type("$ atlas kernels build --hw toy --arch native")
     assert said.code == 0, said.text
     return site
@@ -108,11 +112,16 @@ def formats(tmp_path_factory: pytest.TempPathFactory) -> Site:
     return install(EXAMPLES / "atlas-quant-toy", tmp_path_factory.mktemp("formats") / "site")
 
 
+@pytest.fixture(scope="session")
+def dialects(tmp_path_factory: pytest.TempPathFactory) -> Site:
+    """The example of a dialect, installed. Not to be changed."""
+    return install(EXAMPLES / "atlas-dialect-toy", tmp_path_factory.mktemp("dialects") / "site")
+
+
 @pytest.fixture
 def variant(toy: Site, tmp_path: Path) -> Site:
     """A copy of the built example that a test may spoil."""
-    shutil.copytree(toy.folder, tmp_path / "site")
-    return Site(tmp_path / "site")
+    return toy.moved(tmp_path / "site")
 
 
 @pytest.fixture

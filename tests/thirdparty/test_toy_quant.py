@@ -86,7 +86,7 @@ def test_what_no_kernel_reads_is_refused_with_an_offer(formats, checkpoints):
         sizes = {name: file[name].shape for name in file.files}
     stored = sum(np.prod(s) // 32 * 36 if len(s) > 1 else np.prod(s) * 4 for s in sizes.values()) / 2**20
     offers = dict(re.findall(r"--transcode (\w+) \(weights take (\S+) MiB in place of", said.text))
-    assert offers.keys() == {"bf16", "f32"}
+    assert offers.keys() >= {"bf16", "f32"}
     assert f"in place of {stored:.1f} MiB" in said.text
     decoded = sum(np.prod(shape) for shape in sizes.values()) * 4 / 2**20
     assert float(offers["f32"]) >= round(decoded, 1)

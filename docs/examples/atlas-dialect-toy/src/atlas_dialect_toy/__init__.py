@@ -1,0 +1,1 @@
+"""The dialect ``toy``: an example to start from."""
