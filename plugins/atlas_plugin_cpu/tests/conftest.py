@@ -16,6 +16,7 @@ from atlas_core.contracts.ops import BindContext, Buffer, OperandSpec, OpNeed
 from atlas_core.kernels.build import Builder, Selection, jobs
 from atlas_core.kernels.library import KernelLibrary
 from atlas_core.kernels.scan import scan
+from atlas_core.ops.arrays import tiled_keys, untiled_keys
 from atlas_core.ops.primitives import PRIMITIVES
 from atlas_core.vocab.dtype import DType
 from atlas_core.vocab.layout import StorageLayout, plain
@@ -26,7 +27,7 @@ from atlas_plugin_cpu.toolchain import CpuComputeTarget
 
 _GUARD = 256
 _SENTINEL = 0xA5
-_IMPLEMENTATIONS = {implementation.op: implementation for implementation in implementations()}
+_IMPLEMENTATIONS = {implementation.name.removeprefix("cpu."): implementation for implementation in implementations()}
 _DTYPES = {np.dtype(np.float32): DType.F32, np.dtype(np.int32): DType.I32, np.dtype(np.uint32): DType.U32}
 
 
@@ -115,7 +116,7 @@ class Bench:
         ``outputs`` maps names to (live shape, dtype). ``again`` may change memory between two replays.
         """
         implementation = _IMPLEMENTATIONS[op]
-        specs, buffers, views = {}, {}, {}
+        specs, buffers, views, caches = {}, {}, {}, []
         shapes: dict[str, tuple[int, ...]] = {}
         for operand in PRIMITIVES[op].operands:
             name = operand.name
@@ -135,12 +136,16 @@ class Bench:
             if name in arrays:
                 memory[: shape[0]] = arrays[name]
             views[name] = memory
+            caches += [name] if operand.kind == "cache" else []
         need = OpNeed(
             op, specs, attrs, "native", "exact", step.tokens + step.spare, step.sequences + step.spare,
             step.rows + step.spare, step.max_query,
         )  # fmt: skip
         verdict = implementation.supports(need)
         assert verdict.ok, verdict
+        tiles = {name: implementation.kv_layouts(need)[0].key_tile for name in caches}
+        for name, tile in tiles.items():
+            views[name][...] = tiled_keys(views[name], tile)
         for name, packed in implementation.packings(need).items():
             weight = arrays[name]
             data = implementation.pack(packed.name, weight.layout, weight.values.shape, weight.data)
@@ -160,7 +165,10 @@ class Bench:
             again(views)
             self.backend.launch_graph(graph, stream)
         self.backend.destroy_graph(graph)
-        result = {name: memory[: shapes[name][0]].copy() for name, memory in views.items()}
+        result = {
+            name: (untiled_keys(memory, tiles[name]) if name in tiles else memory)[: shapes[name][0]].copy()
+            for name, memory in views.items()
+        }
         for name in outputs.keys() & step.live.keys():
             beyond = views[name][shapes[name][0] :]
             assert np.isnan(beyond).all() if np.issubdtype(beyond.dtype, np.floating) else (beyond == -1).all()

@@ -10,7 +10,7 @@ from atlas_core.conformance.guarded import GuardedMemory
 from atlas_core.conformance.variant import Variant, live_shape, padded
 from atlas_core.contracts.backend import Event, GpuBackend, Graph, Stream
 from atlas_core.contracts.ops import BindContext, Buffer, OpImplementation, OpNeed, Packed
-from atlas_core.ops.arrays import floating, numpy_dtype
+from atlas_core.ops.arrays import floating, numpy_dtype, tiled_keys, untiled_keys
 from atlas_core.ops.contract import Case, Operand
 from atlas_core.ops.step import COUNT_WORDS, Count
 from atlas_core.runtime.loader import STORED, pack_weight
@@ -78,7 +78,7 @@ class Execution:
             if operand.kind == "weight":
                 continue  # written once: weights never change between replays
             data = self._physical(operand, arrays)
-            self._memory.write(operand.name, data)
+            self._memory.write(operand.name, self._laid_out(operand, data))
             self._before[operand.name] = data
         counts = np.zeros(COUNT_WORDS, np.int32)
         counts[[Count.TOKENS, Count.SEQUENCES, Count.ROWS, Count.UPDATES]] = (
@@ -152,6 +152,16 @@ class Execution:
             return np.full(int(np.prod(spec.shape)) * kind.itemsize, poison, np.uint8).view(kind).reshape(spec.shape)
         return padded(self._variant, operand, arrays[operand.name], spec.shape).astype(kind)
 
+    def _laid_out(self, operand: Operand, array: Array) -> Array:
+        """A cache's array as the layout under trial has it in memory; others as they are."""
+        kv = self._variant.kv
+        return tiled_keys(array, kv.key_tile) if operand.kind == "cache" and kv else array
+
+    def _logical(self, operand: Operand, array: Array) -> Array:
+        """The inverse of ``_laid_out``."""
+        kv = self._variant.kv
+        return untiled_keys(array, kv.key_tile) if operand.kind == "cache" and kv else array
+
     def _phase(self, phase: str, case: Case) -> list[str]:
         """Load a case, replay, and compare everything."""
         arrays = self.load(case)
@@ -173,7 +183,7 @@ class Execution:
             sentence = changed(f"weight {operand.name}", raw, self._before[operand.name])
             return [sentence] if sentence else []
         old = self._before[operand.name]
-        got = raw.view(old.dtype).reshape(old.shape)
+        got = self._logical(operand, raw.view(old.dtype).reshape(old.shape))
         if operand.role == "in":
             sentence = changed(f"input {operand.name}", got, old)
         elif operand.role == "out":
@@ -195,7 +205,7 @@ class Execution:
         for operand in self._variant.op.operands:
             if operand.role != "in":
                 old = self._before[operand.name]
-                got = self._memory.read(operand.name).view(old.dtype).reshape(old.shape)
+                got = self._logical(operand, self._memory.read(operand.name).view(old.dtype).reshape(old.shape))
                 results[operand.name] = got if operand.role == "inout" else got[: live_shape(case, operand.name)[0]]
         return results
 

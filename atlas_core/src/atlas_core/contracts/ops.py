@@ -84,13 +84,15 @@ class Packed:
 class KVLayout:
     """How one page of one layer lies in memory. ``order`` is ``page, kv, head, token, dim`` unless named otherwise.
 
-    ``page_tokens`` positions a page; element (kv, head, token, dim) with kv 0 = keys, 1 = values.
+    ``page_tokens`` positions a page; element (kv, head, token, dim) with kv 0 = keys, 1 = values. ``key_tile`` above 1: keys
+    of so many consecutive tokens lie dimension by dimension, [token / key_tile, dim, token % key_tile]; it divides a page.
     """
 
     name: str
     dtype: DType
     page_tokens: int
     order: str = "kv, head, token, dim"
+    key_tile: int = 1
 
     def page_bytes(self, kv_heads: int, head_dim: int) -> int:
         """Bytes of one page of one layer."""

@@ -34,3 +34,21 @@ def rounded(array: np.ndarray[Any, Any], dtype: DType) -> np.ndarray[Any, Any]:
     if not floating(dtype) or array.dtype.kind in "iub":
         return array
     return array.astype(_NUMPY[dtype]).astype(np.float32)
+
+
+def tiled_keys(cache: np.ndarray[Any, Any], tile: int) -> np.ndarray[Any, Any]:
+    """A cache [..., 2, head, token, dim] with its keys as a KVLayout of this ``key_tile`` has them; a copy of equal shape."""
+    result = cache.copy()
+    keys = cache[..., 0, :, :, :]
+    *outer, tokens, dim = keys.shape
+    result[..., 0, :, :, :] = keys.reshape(*outer, tokens // tile, tile, dim).swapaxes(-1, -2).reshape(keys.shape)
+    return result
+
+
+def untiled_keys(cache: np.ndarray[Any, Any], tile: int) -> np.ndarray[Any, Any]:
+    """The inverse of ``tiled_keys``."""
+    result = cache.copy()
+    keys = cache[..., 0, :, :, :]
+    *outer, tokens, dim = keys.shape
+    result[..., 0, :, :, :] = keys.reshape(*outer, tokens // tile, dim, tile).swapaxes(-1, -2).reshape(keys.shape)
+    return result

@@ -4,10 +4,11 @@ from collections.abc import Sequence
 
 from atlas_core.contracts.ops import BindContext, KVLayout, OpNeed
 from atlas_core.vocab.dtype import DType
-from atlas_core.vocab.kernel import Arg, f32, ptr
+from atlas_core.vocab.kernel import Arg, f32, i32, ptr
 from atlas_plugin_cpu.base import CpuImplementation, addresses, ints
 
 _MAX_HEAD_DIM = 256
+_TILE = 16
 _CACHE_INTS = ("kv_heads", "head_dim", "page_tokens", "slot_stride", "table_offset")
 
 
@@ -15,8 +16,15 @@ class _Cached(CpuImplementation):
     module = "attention"
 
     def kv_layouts(self, need: OpNeed) -> Sequence[KVLayout]:
-        """float32, heads outermost: a head's keys of one page lie together."""
-        return (KVLayout("hnd_f32", DType.F32, need.attrs["page_tokens"]),)
+        """float32, heads outermost; in pages of whole tiles of 16 tokens, one load brings a dimension of 16 keys."""
+        tokens: int = need.attrs["page_tokens"]
+        if tokens % _TILE:
+            return (KVLayout("hnd_f32", DType.F32, tokens),)
+        return (KVLayout("hnd_f32_k16", DType.F32, tokens, key_tile=_TILE),)
+
+    def _cache_ints(self, need: OpNeed) -> tuple[Arg, ...]:
+        """The cache's shape as kernels take it."""
+        return (*ints(need, *_CACHE_INTS), i32(self.kv_layouts(need)[0].key_tile))
 
     def _layer(self, need: OpNeed, context: BindContext) -> Arg:
         """Where the node's layer begins; layers are equal parts of the buffer."""
@@ -31,11 +39,11 @@ class KvAppend(_Cached):
 
     def _arguments(self, need: OpNeed, context: BindContext) -> tuple[Arg, ...]:
         operands = addresses(context, "k", "v", "positions", "token_row", "row_slot", "slots")
-        return (*operands, self._layer(need, context), *ints(need, *_CACHE_INTS))
+        return (*operands, self._layer(need, context), *self._cache_ints(need))
 
 
 class PagedAttention(_Cached):
-    """One walk over the keys for each token and key head, in blocks of 64 absolute positions."""
+    """One walk over the keys for 16 pairs of a token and a query head, in blocks of 64 absolute positions."""
 
     op, x = "paged_attention", "q"
 
@@ -51,11 +59,11 @@ class PagedAttention(_Cached):
     def _tasks(self, need: OpNeed, context: BindContext) -> int:
         """Items are dealt round, long ones and short ones to every task."""
         heads: int = need.attrs["q_heads"]
-        return max(1, min(need.tokens * heads, 4 * context.workers))
+        return 1 if context.workers == 1 else max(1, min(need.tokens * heads, 2 * context.workers))
 
     def _arguments(self, need: OpNeed, context: BindContext) -> tuple[Arg, ...]:
         operands = addresses(context, "q", "cu_q", "row_slot", "slots")
         return (
             *operands, self._layer(need, context), *addresses(context, "y"),
-            *ints(need, "q_heads", *_CACHE_INTS, "window"), f32(need.attrs["scale"]),
+            *ints(need, "q_heads"), *self._cache_ints(need), *ints(need, "window"), f32(need.attrs["scale"]),
         )  # fmt: skip

@@ -1,32 +1,46 @@
 // Keys and values in pages, and causal attention over them.
 //
-// A page of a layer is [2, kv heads, page_tokens, head_dim] floats, keys first. Attention walks over keys in blocks of
-// 64 absolute positions with a running maximum (Milakov and Gimelshein, 2018). What a query gets depends on its own
-// position, its window and the keys alone: never on other queries, on how a prompt was cut into chunks, or on the
-// number of tasks.
+// A page of a layer is [2, kv heads, page_tokens, head_dim] floats, keys first. Where a page holds whole tiles of 16
+// tokens (key_tile 16), the keys of a tile are turned, [head_dim, 16], so that one load brings one dimension of 16 keys;
+// else they are turned on the way. Attention walks over keys in blocks of 64 absolute positions with a running maximum
+// (Milakov and Gimelshein, 2018). What a query gets depends on its own position, its window and the keys alone: never on
+// other queries, on how a prompt was cut into chunks, or on the number of tasks.
 
 #include "atlas_step.h"
-#include "simd.h"
+#include "rows.h"
 
 namespace {
 
 constexpr int kKeys = 64;  // positions in a block
-constexpr int kHeads = 8;  // query heads that share one walk over the keys
+constexpr int kTiles = kKeys / kLanes;
+constexpr int kQueries = 16;  // pairs of a query and a head that share one walk over the keys
 constexpr int kMaxDim = 256;
 
 ATLAS_INLINE int smaller(int a, int b) { return a < b ? a : b; }
 ATLAS_INLINE int greater(int a, int b) { return a > b ? a : b; }
 
-// One head's keys and values through a block table; ``values`` is the distance from a key to its value.
+// One head's keys and values through a block table; ``values`` is the distance from keys to values.
 struct Pages {
     const float* base;
     const int32_t* table;
-    int page_tokens, dim;
+    int page_tokens, dim, key_tile;
     size_t page, values;
 
-    ATLAS_INLINE const float* key(int position) const {
-        const int block = position / page_tokens, place = position - block * page_tokens;
-        return base + static_cast<size_t>(table[block]) * page + static_cast<size_t>(place) * dim;
+    // Where the place of a position begins; the key itself lies there only where keys are not turned.
+    ATLAS_INLINE const float* place(int position) const {
+        const int block = position / page_tokens;
+        return base + static_cast<size_t>(table[block]) * page +
+               static_cast<size_t>(position - block * page_tokens) * dim;
+    }
+
+    // Keys ``first`` to ``last`` of the 16 from ``start`` on as [dim, 16]; ``room`` is used when they must be turned.
+    const float* tile(int start, int first, int last, float* room) const {
+        if (key_tile == kLanes) return place(start);
+        for (int i = first; i <= last; ++i) {
+            const float* key = place(start + i);
+            for (int d = 0; d < dim; ++d) room[d * kLanes + i] = key[d];
+        }
+        return room;
     }
 };
 
@@ -35,146 +49,187 @@ struct Running {
     f32x16 total;  // lane i sums positions i modulo 16
 };
 
-// Vectors of kChunks * 16 floats, or of any multiple of 8 when kChunks is 0.
-template <int kChunks>
-struct Width {
-    int whole;
-    bool half;
-    explicit ATLAS_INLINE Width(int dim) : whole(kChunks ? kChunks : dim / kLanes), half(!kChunks && dim % kLanes) {}
-
-    template <class Each>
-    ATLAS_INLINE void each(Each f) const {
-        if (kChunks) {
-#pragma GCC unroll 16
-            for (int c = 0; c < kChunks; ++c) f(c * kLanes, kLanes);
-        } else {
-            for (int c = 0; c < whole; ++c) f(c * kLanes, kLanes);
-            if (half) f(whole * kLanes, kLanes / 2);
-        }
-    }
+// One query in one head.
+struct Query {
+    const float* q;
+    float* y;
+    int first, last;  // positions that it sees
 };
 
-ATLAS_INLINE f32x16 take(const float* from, int lanes) {
-    return lanes == kLanes ? load(from) : load_first(from, kLanes / 2);
+// Everything about up to kQueries queries that the walk keeps.
+struct Walk {
+    Query query[kQueries];
+    Running running[kQueries];
+    alignas(64) float out[kQueries][kMaxDim];
+    alignas(64) float score[kQueries][kKeys];
+};
+
+// Scores of R queries for 64 keys: products of one dimension after the other.
+template <int R>
+void multiply_keys(Walk& walk, int query, const float* const* tiles, int dim, float scale) {
+    f32x16 sums[R][kTiles] = {};
+    for (int d = 0; d < dim; ++d) {
+        f32x16 keys[kTiles];
+#pragma GCC unroll 4
+        for (int t = 0; t < kTiles; ++t) keys[t] = load(tiles[t] + d * kLanes);
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) {
+            const f32x16 value = splat(walk.query[query + r].q[d]);
+#pragma GCC unroll 4
+            for (int t = 0; t < kTiles; ++t) sums[r][t] = fma(keys[t], value, sums[r][t]);
+        }
+    }
+    for (int r = 0; r < R; ++r)
+        for (int t = 0; t < kTiles; ++t) store(walk.score[query + r] + t * kLanes, sums[r][t] * scale);
 }
 
-// Attention of the query at position ``last`` in ``heads`` heads that share keys; q and y are [heads, dim].
-template <int kChunks>
-void attend(const float* q, const Pages& pages, int first, int last, int heads, float scale, float* y) {
-    const Width<kChunks> width(pages.dim);
-    alignas(64) float out[kHeads][kMaxDim];
-    Running running[kHeads];
-    for (int h = 0; h < heads; ++h) {
-        running[h] = {-INFINITY, f32x16{}};
-        for (int d = 0; d < pages.dim; d += kLanes) store(out[h] + d, f32x16{});
+// Adds values of positions [from, end) of a block, by weight, to C vectors of R queries; ``lanes`` of the last exist.
+template <int R, int C>
+void add_values(Walk& walk, int query, const float* const* values, int from, int end, int d, int lanes) {
+    f32x16 sums[R][C];
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+        for (int c = 0; c < C; ++c) sums[r][c] = load(walk.out[query + r] + d + c * kLanes);
+    for (int i = from; i < end; ++i) {
+        f32x16 value[C];
+#pragma GCC unroll 4
+        for (int c = 0; c < C; ++c) value[c] = C == 1 ? take(values[i] + d, lanes) : load(values[i] + d + c * kLanes);
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) {
+            const f32x16 weight = splat(walk.score[query + r][i]);
+#pragma GCC unroll 4
+            for (int c = 0; c < C; ++c) sums[r][c] = fma(value[c], weight, sums[r][c]);
+        }
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+        for (int c = 0; c < C; ++c) store(walk.out[query + r] + d + c * kLanes, sums[r][c]);
+}
+
+// Turns the scores of one query into weights, and what it has so far to the new maximum.
+ATLAS_INLINE void weigh(Walk& walk, int query, int start, int dim) {
+    const i32x16 lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const Query& of = walk.query[query];
+    Running& run = walk.running[query];
+    f32x16 score[kTiles], best = splat(-INFINITY);
+    for (int t = 0; t < kTiles; ++t) {
+        const i32x16 position = lanes + (start + t * kLanes);
+        score[t] = load(walk.score[query] + t * kLanes);
+        score[t] = (position >= of.first) & (position <= of.last) ? score[t] : splat(-INFINITY);
+        best = larger(best, score[t]);
+    }
+    const float most = largest(best), maximum = most > run.maximum ? most : run.maximum;
+    if (maximum != run.maximum) {
+        const f32x16 fade = exponential(splat(run.maximum - maximum));
+        for (int d = 0; d < dim; d += kLanes) store(walk.out[query] + d, load(walk.out[query] + d) * fade);
+        run.total *= fade;
+        run.maximum = maximum;
+    }
+    for (int t = 0; t < kTiles; ++t) {
+        const f32x16 weight = score[t] == -INFINITY ? f32x16{} : exponential(score[t] - maximum);
+        run.total += weight;
+        store(walk.score[query] + t * kLanes, weight);
+    }
+}
+
+template <int R>
+void attend_block(Walk& walk, int query, const float* const* tiles, const float* const* values, int start, int from,
+                  int end, int dim, float scale) {
+    multiply_keys<R>(walk, query, tiles, dim, scale);
+    for (int r = 0; r < R; ++r) weigh(walk, query + r, start, dim);
+    int d = 0;
+    for (; d + 4 * kLanes <= dim; d += 4 * kLanes) add_values<R, 4>(walk, query, values, from, end, d, kLanes);
+    for (; d < dim; d += kLanes) add_values<R, 1>(walk, query, values, from, end, d, smaller(dim - d, kLanes));
+}
+
+// Attention of ``count`` queries that share keys; walk.query says which.
+void attend(Walk& walk, int count, const Pages& pages, float scale) {
+    const int dim = pages.dim;
+    alignas(64) float room[kTiles][kMaxDim * kLanes];
+    int first = walk.query[0].first, last = walk.query[0].last;
+    for (int i = 0; i < count; ++i) {
+        first = smaller(first, walk.query[i].first), last = greater(last, walk.query[i].last);
+        walk.running[i] = {-INFINITY, f32x16{}};
+        for (int d = 0; d < dim; d += kLanes) store(walk.out[i] + d, f32x16{});
     }
     for (int start = first / kKeys * kKeys; start <= last; start += kKeys) {
         const int from = greater(first - start, 0), end = smaller(last - start + 1, kKeys);
-        const float* keys[kKeys];
-        for (int i = from; i < end; ++i) keys[i] = pages.key(start + i);
-        for (int h = 0; h < heads; ++h) {
-            const float* query = q + h * pages.dim;
-            alignas(64) float score[kKeys];
-            for (int i = 0; i < kKeys; ++i) score[i] = -INFINITY;
-            for (int i = from; i < end; ++i) {
-                f32x16 dot = {};
-                width.each([&](int d, int n) ATLAS_FLAT { dot = fma(take(query + d, n), take(keys[i] + d, n), dot); });
-                score[i] = sum(dot) * scale;
-            }
-            f32x16 best = load(score);
-            for (int i = kLanes; i < kKeys; i += kLanes) best = larger(best, load(score + i));
-            Running& run = running[h];
-            const float maximum = largest(best) > run.maximum ? largest(best) : run.maximum;
-            if (maximum != run.maximum) {
-                const f32x16 fade = exponential(splat(run.maximum - maximum));
-                width.each([&](int d, int n) ATLAS_FLAT { store(out[h] + d, load(out[h] + d) * fade); });
-                run.total *= fade;
-                run.maximum = maximum;
-            }
-            for (int i = 0; i < kKeys; i += kLanes) {
-                const f32x16 s = load(score + i);
-                const f32x16 p = s == -INFINITY ? f32x16{} : exponential(s - maximum);
-                run.total += p;
-                store(score + i, p);
-            }
-            if constexpr (kChunks > 0) {
-                f32x16 sums[kChunks];
-                width.each([&](int d, int n) ATLAS_FLAT { sums[d / kLanes] = load(out[h] + d); });
-                for (int i = from; i < end; ++i) {
-                    const f32x16 p = splat(score[i]);
-                    const float* value = keys[i] + pages.values;
-                    width.each([&](int d, int n)
-                                   ATLAS_FLAT { sums[d / kLanes] = fma(load(value + d), p, sums[d / kLanes]); });
-                }
-                width.each([&](int d, int n) ATLAS_FLAT { store(out[h] + d, sums[d / kLanes]); });
-            } else {
-                for (int i = from; i < end; ++i) {
-                    const f32x16 p = splat(score[i]);
-                    const float* value = keys[i] + pages.values;
-                    width.each([&](int d, int n)
-                                   ATLAS_FLAT { store(out[h] + d, fma(take(value + d, n), p, load(out[h] + d))); });
-                }
-            }
+        const float *tiles[kTiles], *values[kKeys];
+        for (int t = from / kLanes; t * kLanes < end; ++t)
+            tiles[t] = pages.tile(start + t * kLanes, greater(from - t * kLanes, 0),
+                                  smaller(end - t * kLanes, kLanes) - 1, room[t]);
+        // Tiles that nobody sees are stood for by one that somebody does: their scores are not used.
+        for (int t = 0; t < kTiles; ++t)
+            if (t < from / kLanes || t * kLanes >= end) tiles[t] = tiles[from / kLanes];
+        for (int i = from; i < end; ++i) values[i] = pages.place(start + i) + pages.values;
+        for (int i = 0; i < count;) {
+            const int left = count - i;
+            const auto run = left >= 4 ? attend_block<4> : left == 3 ? attend_block<3> : left == 2 ? attend_block<2>
+                                                                                                : attend_block<1>;
+            run(walk, i, tiles, values, start, from, end, dim, scale);
+            i += smaller(left, 4);
         }
     }
-    for (int h = 0; h < heads; ++h) {
-        const f32x16 total = splat(sum(running[h].total));
-        width.each([&](int d, int n) ATLAS_FLAT { store_first(y + h * pages.dim + d, load(out[h] + d) / total, n); });
+    for (int i = 0; i < count; ++i) {
+        const f32x16 total = splat(sum(walk.running[i].total));
+        across(dim, [&](int d, int n) ATLAS_FLAT { put(walk.query[i].y + d, load(walk.out[i] + d) / total, n); });
     }
-}
-
-// The row whose tokens include ``token``.
-ATLAS_INLINE int row_of(const int32_t* cu_q, int rows, int token) {
-    int low = 0, high = rows - 1;
-    while (low < high) {
-        const int middle = (low + high + 1) / 2;
-        if (cu_q[middle] <= token) low = middle;
-        else high = middle - 1;
-    }
-    return low;
 }
 
 }  // namespace
 
 void kv_append(const int32_t* counts, const float* k, const float* v, const int32_t* positions,
                const int32_t* token_row, const int32_t* row_slot, const int32_t* state, float* layer, int32_t kv_heads,
-               int32_t head_dim, int32_t page_tokens, int32_t slot_stride, int32_t table_offset, int task, int ntasks) {
+               int32_t head_dim, int32_t page_tokens, int32_t slot_stride, int32_t table_offset, int32_t key_tile,
+               int task, int ntasks) {
     const size_t head = static_cast<size_t>(page_tokens) * head_dim, page = 2 * kv_heads * head;
     const size_t bytes = static_cast<size_t>(head_dim) * sizeof(float);
     const Share mine = share(counts[ATLAS_TOKENS], task, ntasks);
     for (int t = mine.first; t < mine.last; ++t) {
         const int32_t* table = state + static_cast<size_t>(row_slot[token_row[t]]) * slot_stride + table_offset;
-        float* to = layer + static_cast<size_t>(table[positions[t] / page_tokens]) * page +
-                    static_cast<size_t>(positions[t] % page_tokens) * head_dim;
+        const int place = positions[t] % page_tokens;
+        float* to = layer + static_cast<size_t>(table[positions[t] / page_tokens]) * page;
         for (int h = 0; h < kv_heads; ++h) {
             const size_t from = (static_cast<size_t>(t) * kv_heads + h) * head_dim;
-            memcpy(to + h * head, k + from, bytes);
-            memcpy(to + (kv_heads + h) * head, v + from, bytes);
+            float* key = to + h * head + static_cast<size_t>(place / key_tile) * key_tile * head_dim + place % key_tile;
+            if (key_tile == 1) memcpy(key, k + from, bytes);
+            else
+                for (int d = 0; d < head_dim; ++d) key[static_cast<size_t>(d) * key_tile] = k[from + d];
+            memcpy(to + (kv_heads + h) * head + static_cast<size_t>(place) * head_dim, v + from, bytes);
         }
     }
 }
 
 void paged_attention(const int32_t* counts, const float* q, const int32_t* cu_q, const int32_t* row_slot,
                      const int32_t* state, const float* layer, float* y, int32_t q_heads, int32_t kv_heads,
-                     int32_t head_dim, int32_t page_tokens, int32_t slot_stride, int32_t table_offset, int32_t window,
-                     float scale, int task, int ntasks) {
+                     int32_t head_dim, int32_t page_tokens, int32_t slot_stride, int32_t table_offset, int32_t key_tile,
+                     int32_t window, float scale, int task, int ntasks) {
     const int tokens = counts[ATLAS_TOKENS], rows = counts[ATLAS_SEQUENCES], group = q_heads / kv_heads;
     // Heads that share keys are worked on together, unless that would leave tasks without work.
-    const int together = tokens * kv_heads >= 2 * ntasks ? smaller(group, kHeads) : 1;
-    const int parts = (group + together - 1) / together;
+    const int together = 2 * tokens * kv_heads >= ntasks ? smaller(group, kQueries) : 1;
+    const int parts = (group + together - 1) / together, tile = greater(kQueries / together, 1);
     const size_t head = static_cast<size_t>(page_tokens) * head_dim;
-    for (int64_t item = task; item < static_cast<int64_t>(tokens) * kv_heads * parts; item += ntasks) {
-        const int token = static_cast<int>(item / (kv_heads * parts));
-        const int rest = static_cast<int>(item % (kv_heads * parts));
-        const int kv_head = rest / parts, begin = rest % parts * together, heads = smaller(together, group - begin);
-        const int row = row_of(cu_q, rows, token);
+    Walk walk;
+    int64_t item = 0;
+    for (int row = 0; row < rows; ++row) {
         const int32_t* slot = state + static_cast<size_t>(row_slot[row]) * slot_stride;
-        const int last = slot[ATLAS_POSITION] + token - cu_q[row];
-        const int first = window > 0 ? greater(last - window + 1, 0) : 0;
-        const Pages pages = {layer + kv_head * head, slot + table_offset, page_tokens, head_dim,
-                             2 * kv_heads * head, kv_heads * head};
-        const size_t at = (static_cast<size_t>(token) * q_heads + kv_head * group + begin) * head_dim;
-        const auto run = head_dim == 64 ? attend<4> : head_dim == 128 ? attend<8> : attend<0>;
-        run(q + at, pages, first, last, heads, scale, y + at);
+        for (int begin = cu_q[row]; begin < cu_q[row + 1]; begin += tile) {
+            const int count = smaller(tile, cu_q[row + 1] - begin);
+            for (int part = 0; part < kv_heads * parts; ++part) {
+                if (item++ % ntasks != task) continue;
+                const int kv_head = part / parts, low = part % parts * together, heads = smaller(together, group - low);
+                for (int i = 0; i < count * heads; ++i) {
+                    const int token = begin + i / heads, last = slot[ATLAS_POSITION] + token - cu_q[row];
+                    const size_t at =
+                        (static_cast<size_t>(token) * q_heads + kv_head * group + low + i % heads) * head_dim;
+                    walk.query[i] = {q + at, y + at, window > 0 ? greater(last - window + 1, 0) : 0, last};
+                }
+                const Pages pages = {layer + kv_head * head, slot + table_offset, page_tokens, head_dim, key_tile,
+                                     2 * kv_heads * head, kv_heads * head};
+                attend(walk, count * heads, pages, scale);
+            }
+        }
     }
 }

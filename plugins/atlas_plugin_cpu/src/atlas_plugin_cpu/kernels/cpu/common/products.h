@@ -1,7 +1,7 @@
 // Products of prepared rows with one group of 16 rows of a packed weight.
 //
 // The bits of an output depend on its row and its weight alone: blocks are added in order, each as
-//     total = fma(sum of integer products * scale of the weight, scale of the row, total)
+//     total = fma(round(sum of integer products * scale of the weight), scale of the row, total)
 // and, in formats with a minimum, total = fma(minimum, moment of the row, total). One row, several and tiles of 16 do the
 // same.
 #pragma once
@@ -18,6 +18,12 @@ struct Target {
     const float* other;
     int outputs, at, lanes;
 
+    // Lines that are not near when they are written hold up every store behind them, those of tiles among them.
+    ATLAS_INLINE void prefetch_row(int row) const {
+        __builtin_prefetch(y + static_cast<size_t>(row) * outputs + at, 1);
+        if (mode == kAdd) __builtin_prefetch(other + static_cast<size_t>(row) * outputs + at);
+    }
+
     ATLAS_INLINE void put_row(int row, f32x16 total) const {
         const size_t place = static_cast<size_t>(row) * outputs + at;
         if (mode != kStore) {
@@ -28,12 +34,25 @@ struct Target {
     }
 };
 
+// Sums of products start from the bits of 1.5 * 2^23, so that as floats they are that number plus the sum: integers below
+// 2^22 need no conversion.
+constexpr int32_t kStartBits = 0x4B400000;
+constexpr float kStart = 12582912.0f;
+
+// The scales of a weight with what undoes the start. Scales have at most 17 bits, so the product is exact, and
+// fma(start + sum, scale, -start * scale) is the sum times the scale, rounded once.
 template <bool kMinimum>
-ATLAS_INLINE f32x16 accumulate(f32x16 total, i32x16 part, Scales<kMinimum> weight, float scale, float moment) {
-    total = fma(__builtin_convertvector(part, f32x16) * weight.scale, splat(scale), total);
-    if constexpr (kMinimum) total = fma(weight.minimum, splat(moment), total);
-    return total;
-}
+struct Undo {
+    Scales<kMinimum> weight;
+    f32x16 undo;
+    explicit ATLAS_INLINE Undo(Scales<kMinimum> of) : weight(of), undo(of.scale * -kStart) {}
+
+    ATLAS_INLINE f32x16 add(f32x16 total, i32x16 bits, float scale, float moment) const {
+        total = fma(fma(reinterpret_cast<f32x16>(bits), weight.scale, undo), splat(scale), total);
+        if constexpr (kMinimum) total = fma(weight.minimum, splat(moment), total);
+        return total;
+    }
+};
 
 constexpr int kAheadBytes = 4096;
 
@@ -55,7 +74,7 @@ void multiply_rows(const Prepared& x, int row, const uint8_t* group, f32x16* tot
             if constexpr (T == 1) prefetch_block<Format::kBytes / kBlocks>(group + b * (Format::kBytes / kBlocks));
 #pragma GCC unroll 2
             for (int half = 0; half < Format::kHalves; ++half) {
-                const Scales<Format::kMinimum> scales = Format::scales(group, b, half);
+                const Undo<Format::kMinimum> scales(Format::scales(group, b, half));
                 u8x64 codes[kQuads];
 #pragma GCC unroll 8
                 for (int j = 0; j < kQuads; ++j) codes[j] = Format::codes(group, b, half * kQuads + j);
@@ -67,14 +86,13 @@ void multiply_rows(const Prepared& x, int row, const uint8_t* group, f32x16* tot
                         start = x.sums(block, half)[row + t];
                         if constexpr (Format::kHalves == 1) start += x.sums(block, 1)[row + t];
                     }
-                    i32x16 part = i32x16{} - start * Format::kOffset, other = {};
+                    i32x16 part = i32x16{} + (kStartBits - start * Format::kOffset), other = {};
 #pragma GCC unroll 4
                     for (int j = 0; j < kQuads; j += 2) {
                         part = dot<Format::kCodes>(part, codes[j], ints + 4 * j);
                         other = dot<Format::kCodes>(other, codes[j + 1], ints + 4 * j + 4);
                     }
-                    total[t] = accumulate(total[t], part + other, scales, x.scales(block)[row + t],
-                                          x.moments(block)[row + t]);
+                    total[t] = scales.add(total[t], part + other, x.scales(block)[row + t], x.moments(block)[row + t]);
                 }
             }
         }
@@ -121,6 +139,7 @@ struct TileWalk {
     const float *scales, *moments;
     const uint8_t* panel;
     int steps;
+    const int32_t* start;
     int32_t (*sums)[kTileRows][kLanes];
 
     ATLAS_INLINE const uint8_t* block(int step) const {
@@ -132,30 +151,32 @@ struct TileWalk {
         const size_t half = static_cast<size_t>(step % kHalves);
         if (step < steps)
             tile_product<kSlot>(ints + static_cast<size_t>(step / kHalves) * kTileRows * kInts + half * (kInts / kHalves),
-                                block(step) + half * 256, sums[kSlot]);
+                                block(step) + half * 256, start, sums[kSlot]);
     }
 
     template <int kSlot>
     ATLAS_INLINE void scale(int step, f32x16* total) const {
         issue<(kSlot + kAhead) % kTilesInFlight>(step + kAhead);
         if (step >= steps) return;
-        const Scales<Format::kMinimum> weight = Panel<Format>::scales(block(step), step % kHalves);
+        const Undo<Format::kMinimum> weight(Panel<Format>::scales(block(step), step % kHalves));
         const float *scale = scales + step / kHalves * kTileRows, *moment = moments + step / kHalves * kTileRows;
 #pragma GCC unroll 16
         for (int t = 0; t < kTileRows; ++t) {
             i32x16 part;
             memcpy(&part, sums[kSlot][t], sizeof part);
-            total[t] = accumulate(total[t], part, weight, scale[t], moment[t]);
+            total[t] = weight.add(total[t], part, scale[t], moment[t]);
         }
     }
 };
 
 template <class Format>
-void multiply_tile(const Prepared& x, const uint8_t* panel, f32x16* totals) {
+__attribute__((noinline)) void multiply_tile(const Prepared& x, const uint8_t* panel, f32x16* totals) {
     // The totals stay in registers: no assembly may see their address.
     alignas(64) int32_t sums[kTilesInFlight][kTileRows][kLanes];
+    const i32x16 start = i32x16{} + kStartBits;
     f32x16 total[kTileRows] = {};
-    const TileWalk<Format> walk = {x.ints(0, 0), x.scales(0), x.moments(0), panel, x.blocks() * Format::kHalves, sums};
+    const TileWalk<Format> walk = {x.ints(0, 0), x.scales(0), x.moments(0), panel, x.blocks() * Format::kHalves,
+                                   reinterpret_cast<const int32_t*>(&start), sums};
     walk.template issue<0>(0), walk.template issue<1>(1), walk.template issue<2>(2);
     for (int step = 0; step < walk.steps; step += kTilesInFlight) {
         walk.template scale<0>(step, total), walk.template scale<1>(step + 1, total);
@@ -180,6 +201,7 @@ void multiply_group(Prepared x, int rows, const uint8_t* group, [[maybe_unused]]
 #endif
     for (int first = 0; first < rows; first += x.width, x.base += Prepared::bytes(x.columns, x.width)) {
         const int count = rows - first < x.width ? rows - first : x.width;
+        for (int t = 0; t < count; ++t) target.prefetch_row(first + t);
 #if defined(ATLAS_TILES)
         if (tiles) multiply_tile<Format>(x, panel, totals);
         else

@@ -41,15 +41,17 @@ inline void tile_configure(int width) {
 
 inline void tile_release() { _tile_release(); }
 
-// sums[16][16] = rows of activations, 32 bytes apart, times weights, a vector for each 4 columns. kSlot, from 0 to 3,
-// chooses among sets of tiles, so that products can be in flight at once.
+// sums[16][16] = the 16 integers at ``start`` for every row, plus rows of activations, 32 bytes apart, times weights, a
+// vector for each 4 columns. kSlot, from 0 to 3, chooses among sets of tiles, so that products can be in flight at once.
 template <int kSlot>
-inline __attribute__((always_inline)) void tile_product(const int8_t* x, const uint8_t* codes, int32_t (*sums)[16]) {
-#define ATLAS_TILE_PRODUCT(c, a, b)                                                                              \
-    __asm__ volatile("tilezero %%tmm" c "\n\ttileloadd (%0,%3), %%tmm" a "\n\ttileloadd (%1,%4), %%tmm" b          \
-                     "\n\ttdpbssd %%tmm" b ", %%tmm" a ", %%tmm" c "\n\ttilestored %%tmm" c ", (%2,%4)"             \
-                     :                                                                                           \
-                     : "r"(x), "r"(codes), "r"(sums), "r"(static_cast<int64_t>(32)), "r"(static_cast<int64_t>(64)) \
+inline __attribute__((always_inline)) void tile_product(const int8_t* x, const uint8_t* codes, const int32_t* start,
+                                                        int32_t (*sums)[16]) {
+#define ATLAS_TILE_PRODUCT(c, a, b)                                                                                    \
+    __asm__ volatile("tileloadd (%3,%6), %%tmm" c "\n\ttileloadd (%0,%4), %%tmm" a "\n\ttileloadd (%1,%5), %%tmm" b  \
+                     "\n\ttdpbssd %%tmm" b ", %%tmm" a ", %%tmm" c "\n\ttilestored %%tmm" c ", (%2,%5)"               \
+                     :                                                                                                 \
+                     : "r"(x), "r"(codes), "r"(sums), "r"(start), "r"(static_cast<int64_t>(32)),                       \
+                       "r"(static_cast<int64_t>(64)), "r"(static_cast<int64_t>(0))                                     \
                      : "memory")
     if constexpr (kSlot == 0) ATLAS_TILE_PRODUCT("0", "4", "6");
     else if constexpr (kSlot == 1) ATLAS_TILE_PRODUCT("1", "5", "7");
