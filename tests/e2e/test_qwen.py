@@ -161,3 +161,12 @@ def test_states_are_in_the_budget(make: Any, family: str) -> None:
     assert all(terms[1][name] == 4 * terms[0][name] for name in terms[0] if name.startswith("state."))
     assert one.limits.layout.table_blocks == four.limits.layout.table_blocks
     assert len(one.limits.layout.table_blocks) == 1
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "qwen3_next", "qwen3_5_moe"])
+def test_random_weights_of_every_layer_kind(make: Any, family: str) -> None:
+    """``--load-format dummy``: experts come one by one, fused projections whole, and the step gives finite logits."""
+    built = make(TINY / family, load_format="dummy", max_batch_size=8)
+    (logits,) = forced_logits(built.runner, built.limits, [list(range(8))], chunk=8)
+    assert np.isfinite(logits).all()
+    assert logits.std(axis=0).max() > 0
