@@ -1,7 +1,8 @@
 """The model as clients see it: its names, its text, its defaults. Read beside the engine, which has the weights."""
 
+import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from atlas_core.assembly.model import catalogue, open_model
@@ -16,7 +17,9 @@ from atlas_core.settings import Settings
 from atlas_core.text import template
 from atlas_core.text.dialect.choice import choose
 from atlas_core.text.tokenizer import Tokenizer
-from atlas_core.vocab.errors import UsageError
+from atlas_core.vocab.errors import PluginError, UsageError
+
+_LOG = logging.getLogger("atlas.server")
 
 
 def fetch(settings: Settings, registry: Registry, progress: Callable[[int, int, str], None]) -> Path:
@@ -32,8 +35,11 @@ def served_model(settings: Settings, local: Settings, registry: Registry) -> Ser
     try:
         source = model.checkpoint.tokenizer()
         default, with_tools = _templates(settings, source)
-        known = dialects(registry)
         declared = registry.models.require(model.family)
+        named = (
+            settings.tool_call_parser, settings.reasoning_parser, declared.tool_call_parser, declared.reasoning_parser
+        )  # fmt: skip
+        known = dialects(registry, [name for name in named if name])
         speech = choose(
             known, with_tools or default or "",
             tools=(settings.tool_call_parser or "", declared.tool_call_parser),
@@ -57,11 +63,23 @@ def served_model(settings: Settings, local: Settings, registry: Registry) -> Ser
         model.checkpoint.close()
 
 
-def dialects(registry: Registry) -> dict[str, Dialect]:
-    """Every dialect that an installed plugin brings."""
-    return {
-        name: load(found.dialect, registry.dialects.owner(name).dist)() for name, found in registry.dialects.items()
-    }
+def dialects(registry: Registry, named: Collection[str] = ()) -> dict[str, Dialect]:
+    """Every dialect that an installed plugin brings; one that does not load is left out with a warning.
+
+    Raises PluginError when it, or one whose plugin is broken, is among those ``named``.
+    """
+    for record in registry.records:
+        if record.group == "atlas.dialects" and record.status != "ok" and record.key in named:
+            registry.dialects.require(record.key)
+    found: dict[str, Dialect] = {}
+    for name, declared in registry.dialects.items():
+        try:
+            found[name] = load(declared.dialect, registry.dialects.owner(name).dist)()
+        except PluginError as error:
+            if name in named:
+                raise
+            _LOG.warning("the dialect %s is left out: %s", name, error)
+    return found
 
 
 def _templates(settings: Settings, source: TokenizerSource) -> tuple[str | None, str | None]:
