@@ -1,10 +1,10 @@
 # ruff: noqa: T201, INP001 -- a script that prints
 """Teacher-forced logits of one model on two machines: how far the GPU target is from the CPU's exact numerics.
 
-    python bench/gpu/against_cpu.py MODEL [--hardware hopper] [--goldens tests/data/goldens/smollm2.json]
+    python bench/gpu/against_cpu.py MODEL [--hardware hopper] [--dtype f16 --transcode f16] [--goldens tests/data/goldens/smollm2.json]
 
-Both sides go through the same assembly as a server: plan, weights, captured graphs. The GPU reads the weights transcoded to bfloat16;
-the CPU reads them as stored. Prints max and mean |Δlogit| over every position of every golden prompt with its golden answer, and how
+Both sides go through the same assembly as a server: plan, weights, captured graphs. The GPU reads the weights transcoded and computes in
+--dtype; the CPU reads them as stored and computes in float32. Prints max and mean |Δlogit| over every position of every golden prompt with its golden answer, and how
 often both agree on the best token where the CPU's lead is above 0.05. Exits 1 when the mean is above --mean or agreement below --agree.
 """
 
@@ -40,6 +40,8 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("model")
     parser.add_argument("--hardware", default="hopper")
+    parser.add_argument("--dtype", default="f16", choices=("bf16", "f16"))
+    parser.add_argument("--transcode", default="f16", choices=("none", "bf16", "f16"))
     parser.add_argument("--goldens", type=Path, default=Path("tests/data/goldens/smollm2.json"))
     parser.add_argument("--mean", type=float, default=2e-2)
     parser.add_argument("--agree", type=float, default=0.99)
@@ -47,7 +49,7 @@ def main() -> int:
     golden = json.loads(asked.goldens.read_text())["prompts"]
     prompts = [p["prompt_ids"] + p["generated_ids"] for p in golden]
     want = logits(asked.model, prompts, {"hardware": "cpu", "numerics": "exact"})
-    got = logits(asked.model, prompts, {"hardware": asked.hardware, "transcode": "bf16"})
+    got = logits(asked.model, prompts, {"hardware": asked.hardware, "dtype": asked.dtype, "transcode": asked.transcode})
     worst = max(float(np.abs(g - w).max()) for g, w in zip(got, want, strict=True))
     mean = sum(float(np.abs(g - w).sum()) for g, w in zip(got, want, strict=True)) / sum(w.size for w in want)
     clear = agreed = 0

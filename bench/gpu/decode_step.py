@@ -4,7 +4,8 @@
     python bench/gpu/decode_step.py CONFIG.json [--context 1024] [--batch 1] [--hardware hopper --arch sm_90a]
 
 The step is recorded by the model plugin, planned, captured as two graphs and replayed as the engine does. Before it is timed, a prompt
-is read twice, once by a prefill step and once token by token, and the logits must agree: a figure without that is void.
+is read twice, once by prefill steps and once token by token, and the logits must agree; with two sequences or more, so must those of a
+step in which one decodes while another reads its prompt. A figure without that is void.
 Needs built kernels; works from a checkout without installed plugins.
 """
 
@@ -45,6 +46,7 @@ from atlas_nvidia.implementations import implementations
 
 PAGE_TOKENS = 64
 PROMPT = 200
+PREFILL = 2048
 RANDOM_BYTES = 64 << 20
 _ROOTS = {"hopper": "atlas_plugin_hopper"}
 
@@ -67,7 +69,7 @@ class Bench:
         context_ = Context(arch, "fast", DType.BF16, weights, implementations(), patterns)
         updates = blocks + 32
         self.decode = Bucket(batch, batch, batch, batch * updates, 1)
-        self.prefill = Bucket(2048, batch, batch, batch * updates, 2048)
+        self.prefill = Bucket(PREFILL, batch, batch, batch * updates, PREFILL)
         choices = Choices()
         self.plans = {bucket: plan(self.program, bucket, context_, choices) for bucket in (self.decode, self.prefill)}
         self.memory = self._allocate(choices, batch * blocks)
@@ -174,18 +176,27 @@ class Bench:
         ids = self.runner.collect(ticket)
         return result if logits else ids
 
+    def read(self, prompts: Sequence[Sequence[int]], *, at_once: int) -> np.ndarray:
+        """Logits behind the prompts, of equal length, read ``at_once`` tokens a sequence and step, from position 0."""
+        starts = range(0, len(prompts[0]), at_once)
+        for start in starts[:-1]:
+            self.run(self.step([p[start : start + at_once] for p in prompts], [] if start else self.reset(0)))
+        updates = [] if len(starts) > 1 else self.reset(0)
+        return np.array(self.run(self.step([p[starts[-1] :] for p in prompts], updates), logits=True))
+
     def agree(self) -> tuple[float, float]:
-        """(largest, mean) difference of the logits behind a prompt read at once and token by token, in units of their deviation."""
+        """(largest, mean) difference of the logits behind a prompt read in pieces and token by token, in units of their deviation."""
         prompts = np.random.default_rng(2).integers(0, self.spec.vocab_size, (self.batch, PROMPT)).tolist()
-        at_once = self.run(self.step(prompts, self.reset(0)), logits=True)
-        self.run(self.step([p[:1] for p in prompts], self.reset(0)))
-        for index in range(1, PROMPT - 1):
-            self.run(self.step([p[index : index + 1] for p in prompts]))
-        singly = self.run(self.step([p[-1:] for p in prompts]), logits=True)
-        if not (np.isfinite(at_once).all() and np.isfinite(singly).all() and at_once.std() > 0):
-            raise SystemExit("logits are not finite, or all equal")
-        error = np.abs(at_once - singly) / at_once.std()
-        return float(error.max()), float(error.mean())
+        return _difference(
+            self.read(prompts, at_once=min(PROMPT, PREFILL // self.batch)), self.read(prompts, at_once=1)
+        )
+
+    def mixed(self) -> tuple[float, float]:
+        """The same for one step in which slot 0 decodes and slot 1 reads a prompt, against each of them alone."""
+        first, second = np.random.default_rng(3).integers(0, self.spec.vocab_size, (2, PROMPT)).tolist()
+        alone = self.read([first], at_once=PROMPT), self.read([second], at_once=PROMPT)
+        self.run(self.step([first[:-1]], self.reset(0)))
+        return _difference(np.concatenate(alone), self.run(self.step([first[-1:], second]), logits=True))
 
     def pipelined(self, context: int, steps: int) -> float:
         """Seconds a step as the engine runs them: one launched ahead, results copied back."""
@@ -246,6 +257,13 @@ class Bench:
         return self.backend.elapsed_us(start, end)
 
 
+def _difference(want: np.ndarray, got: np.ndarray) -> tuple[float, float]:
+    if not (np.isfinite(want).all() and np.isfinite(got).all() and want.std() > 0):
+        raise SystemExit("logits are not finite, or all equal")
+    error = np.abs(want - got) / want.std()
+    return float(error.max()), float(error.mean())
+
+
 def _nodes(segments: Sequence[PlannedSegment]) -> str:
     return ", ".join(f"{segment.name} {len(segment.steps)}" for segment in segments)
 
@@ -271,8 +289,13 @@ def main() -> None:
     print(f"nodes: decode {_nodes(bench.plans[bench.decode])}; prefill {_nodes(bench.plans[bench.prefill])}")
     largest, mean = bench.agree()
     print(
-        f"prompt at once and token by token: logits differ by {largest:.4f} at most, {mean:.5f} on average (deviations)"
+        f"prompt in pieces, token by token: logits differ by {largest:.4f} at most, {mean:.5f} on average (deviations)"
     )
+    if options.batch > 1:
+        largest, mean = bench.mixed()
+        print(
+            f"decode beside a prompt, each alone: logits differ by {largest:.4f} at most, {mean:.5f} on average (deviations)"
+        )
     seconds = bench.pipelined(options.context, options.steps)
     rate = options.batch / seconds
     print(f"decode, batch {options.batch}, context {options.context}: {seconds * 1e6:.0f} us a step, {rate:.1f} tok/s, "
@@ -281,7 +304,7 @@ def main() -> None:
     bench.run(bench.step([[-1]] * bench.batch, bench.reset(options.context)))
     for name in decode.graphs:
         print(f"graph {name}: {statistics.median(bench.timed(decode.graphs[name]) for _ in range(20)):.1f} us")
-    prompt = [[5] * (2048 // options.batch)] * options.batch
+    prompt = [[5] * (PREFILL // options.batch)] * options.batch
     bench.run(bench.step(prompt, bench.reset(0)))
     print(f"prefill of 2048 tokens: {bench.timed(prefill.graphs['forward']) / 1000:.2f} ms")
     for name, count, us in bench.by_node(options.context):

@@ -151,10 +151,12 @@ class Decode(_Attention):
         return self.launch(context, geometry, self.arguments(need, context), cluster=(splits, 1, 1))
 
     def _shared(self) -> int:
-        """Bytes of the kernel's struct Shared: two stages of keys and values, queries, and the sums of warps and of the block."""
+        """Bytes of the kernel's struct Shared: two stages of keys and values, queries, and the sums of warps and of blocks."""
         dim, group = self.head_dim, self.group
         ring = WARPS * 2 * 2 * KEY_TILE * dim * 2
-        return ring + 4 * (4 * dim + WARPS * KEY_TILE * 8 + 3 * WARPS * 8 + WARPS * group * dim + 2 * 8 + group * dim)
+        return ring + 4 * (
+            4 * dim + WARPS * KEY_TILE * 8 + 3 * WARPS * 8 + WARPS * group * dim + 16 * MAX_SPLITS + group * dim
+        )
 
 
 def best_group(heads: int, groups: Sequence[int]) -> int:

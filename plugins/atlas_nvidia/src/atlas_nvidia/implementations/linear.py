@@ -29,6 +29,8 @@ DEPTH = 8
 """Chunks of weights that a warp keeps in flight (GEMV_DEPTH): 128 KiB a processor."""
 _DEPTHS = {8: DEPTH, 16: 5, 32: 3}
 """By columns: what shared memory holds beside the columns and their sums."""
+_STAGES = {64: 4, 128: 3}
+"""GEMM_STAGES by the tokens of a tile: 96 KiB of shared memory."""
 
 
 def streaming_bytes(columns: int, depth: int = DEPTH) -> int:
@@ -103,10 +105,14 @@ class Streamed(_Linear):
 
 
 class Tiled(_Linear):
-    """Any number of tokens, in square tiles of ``edge``. Large tiles win once they fill the machine."""
+    """Any number of tokens, ``edge`` of them and 128 weight rows a tile. Tall tiles win once they fill the machine.
+
+    Where tiles are fewer than processors, clusters share out the summed dimension.
+    """
 
     entry = "linear_gemm"
-    stages, depth = 3, 64
+    rows, depth = 128, 64
+    max_splits, min_steps = 8, 4
 
     def __init__(self, edge: int, residual: bool, element: DType = DType.BF16) -> None:
         self.edge = edge
@@ -130,14 +136,21 @@ class Tiled(_Linear):
 
     def bind(self, need: OpNeed, context: BindContext) -> Sequence[Launch]:
         """See OpImplementation."""
-        tokens, rows = need.operands["x"].shape[0], need.operands["weight"].shape[0]
+        tokens, (rows, width) = need.operands["x"].shape[0], need.operands["weight"].shape
+        across, down = -(-tokens // self.edge), -(-rows // self.rows)
+        splits, steps = 1, -(-width // self.depth)
+        while (
+            splits < self.max_splits
+            and across * down * splits * 2 <= context.workers
+            and steps >= self.min_steps * splits * 2
+        ):
+            splits *= 2
         # Tokens vary fastest, so that blocks that run together share weights in the L2 cache.
-        grid = (-(-tokens // self.edge), -(-rows // self.edge), 1)
-        threads = 2 * (self.edge // 32) * 32
-        return self.launch(context, Geometry(grid, (threads, 1, 1), self._shared()), self.arguments(need, context))
+        geometry = Geometry((across, down, splits), (2 * (self.rows // 32) * 32, 1, 1), self._shared())
+        return self.launch(context, geometry, self.arguments(need, context), cluster=(1, 1, splits))
 
     def _shared(self) -> int:
-        return self.stages * 2 * self.edge * self.depth * 2
+        return _STAGES[self.edge] * (self.edge + self.rows) * self.depth * 2
 
 
 ALL: tuple[OpImplementation, ...] = tuple(

@@ -26,7 +26,6 @@ RESIDUAL = DType.F32
 """The residual stream, whatever the type of activations is."""
 
 
-
 class StepBegin(Implementation):
     """One block: updates of slots must be seen by all rows of the step."""
 

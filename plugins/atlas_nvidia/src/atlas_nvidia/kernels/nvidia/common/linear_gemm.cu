@@ -1,29 +1,38 @@
 // y = x · weightᵀ (+ residual) for many tokens: tiles of TILE_M tokens and TILE_N weight rows on the tensor cores,
-// three stages of 64 summed elements in shared memory. Rows of 128 bytes are swizzled by 16-byte pieces, so that
-// neither the copies nor ldmatrix meet bank conflicts.
+// GEMM_STAGES stages of 64 summed elements in shared memory. Rows of 128 bytes are swizzled by 16-byte pieces, so that
+// neither the copies nor ldmatrix meet bank conflicts. Where tiles are few, the blocks of a cluster share out the
+// summed dimension of one tile, and each stores some of its tokens.
+#include <cooperative_groups.h>
+
 #include "device.cuh"
 
 #ifndef TILE_M
 #define TILE_M 64
 #endif
 #ifndef TILE_N
-#define TILE_N 64
+#define TILE_N 128
+#endif
+#ifndef GEMM_STAGES
+#define GEMM_STAGES 4
 #endif
 
 using namespace atlas;
+namespace cg = cooperative_groups;
 
 namespace {
 
-constexpr int DEPTH = 64, STAGES = 3, PIECES = DEPTH / 8;
+constexpr int DEPTH = 64, PIECES = DEPTH / 8;
 constexpr int WARPS_M = 2, WARPS_N = TILE_N / 32, THREADS = WARPS_M * WARPS_N * WARP;
 constexpr int FRAGMENTS_M = TILE_M / WARPS_M / 16, FRAGMENTS_N = 4;
-constexpr int STAGE_BYTES = (TILE_M + TILE_N) * DEPTH * 2;
+constexpr int X_BYTES = TILE_M * DEPTH * 2, STAGE_BYTES = X_BYTES + TILE_N * DEPTH * 2;
+constexpr int SUM_STRIDE = TILE_N + 8;  // floats: rows of finished sums, apart by a quarter of the banks
+static_assert(TILE_M * SUM_STRIDE * 4 <= GEMM_STAGES * STAGE_BYTES, "finished sums lie where the stages were");
 
 __device__ uint32_t piece(uint32_t tile, int row, int index) {
     return tile + row * DEPTH * 2 + ((index ^ (row & 7)) * 16);
 }
 
-// Rows [first, first + count) of a matrix of `rows` rows, columns from k on; zeros outside.
+// Rows [first, first + COUNT) of a matrix of `rows` rows, columns from k on; zeros outside.
 template <int COUNT>
 __device__ void fetch(uint32_t tile, const uint16_t* matrix, int first, int rows, int k, int width) {
 #pragma unroll
@@ -41,29 +50,42 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 linear_gemm(const int32_t* counts, int32_t live_word, const uint16_t* x, const uint16_t* weight,
             const float* residual, void* y, int32_t rows, int32_t width, int32_t y_f32) {
     extern __shared__ __align__(128) unsigned char shared[];
-    wait_for_predecessor();
+    admit_successor();
     const int live = counts[live_word], m0 = blockIdx.x * TILE_M, n0 = blockIdx.y * TILE_N;
-    if (m0 >= live) return;
+    if (m0 >= live) {
+        wait_for_predecessor();
+        return;
+    }
+    cg::cluster_group cluster = cg::this_cluster();
+    const int splits = gridDim.z, split = blockIdx.z;
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     const int warp_m = warp / WARPS_N * (TILE_M / WARPS_M), warp_n = warp % WARPS_N * 32;
     const uint32_t base = shared_address(shared);
-    const int steps = (width + DEPTH - 1) / DEPTH;
-    auto stage = [&](int step) {
-        if (step < steps) {
-            const uint32_t tile = base + step % STAGES * STAGE_BYTES;
-            fetch<TILE_M>(tile, x, m0, live, step * DEPTH, width);
-            fetch<TILE_N>(tile + TILE_M * DEPTH * 2, weight, n0, rows, step * DEPTH, width);
-        }
-        commit_copies();
+    const int all_steps = (width + DEPTH - 1) / DEPTH, each = (all_steps + splits - 1) / splits;
+    const int first_step = split * each, steps = max(0, min(each, all_steps - first_step));
+    auto stage_x = [&](int step) {
+        const uint32_t tile = base + step % GEMM_STAGES * STAGE_BYTES;
+        if (step < steps) fetch<TILE_M>(tile, x, m0, live, (first_step + step) * DEPTH, width);
     };
+    auto stage_weight = [&](int step) {
+        const uint32_t tile = base + step % GEMM_STAGES * STAGE_BYTES + X_BYTES;
+        if (step < steps) fetch<TILE_N>(tile, weight, n0, rows, (first_step + step) * DEPTH, width);
+    };
+    // Groups complete in order, and the first one holds all the weights so far: the loop below needs no other start.
+    for (int s = 0; s < GEMM_STAGES - 1; ++s) stage_weight(s);
+    wait_for_predecessor();
+    for (int s = 0; s < GEMM_STAGES - 1; ++s) {
+        stage_x(s);
+        commit_copies();
+    }
     float acc[FRAGMENTS_M][FRAGMENTS_N][4] = {};
-#pragma unroll
-    for (int s = 0; s < STAGES - 1; ++s) stage(s);
     for (int step = 0; step < steps; ++step) {
-        wait_copies<STAGES - 2>();
+        wait_copies<GEMM_STAGES - 2>();
         __syncthreads();
-        stage(step + STAGES - 1);
-        const uint32_t a_tile = base + step % STAGES * STAGE_BYTES, b_tile = a_tile + TILE_M * DEPTH * 2;
+        stage_weight(step + GEMM_STAGES - 1);
+        stage_x(step + GEMM_STAGES - 1);
+        commit_copies();
+        const uint32_t a_tile = base + step % GEMM_STAGES * STAGE_BYTES, b_tile = a_tile + X_BYTES;
 #pragma unroll
         for (int k = 0; k < DEPTH / 16; ++k) {
             uint32_t a[FRAGMENTS_M][4], b[FRAGMENTS_N / 2][4];
@@ -85,22 +107,30 @@ linear_gemm(const int32_t* counts, int32_t live_word, const uint16_t* x, const u
         }
     }
     wait_copies<0>();
+    __syncthreads();
+    float* sums = reinterpret_cast<float*>(shared);
 #pragma unroll
     for (int i = 0; i < FRAGMENTS_M; ++i) {
 #pragma unroll
-        for (int e = 0; e < 4; ++e) {
-            const int token = m0 + warp_m + i * 16 + lane / 4 + e / 2 * 8;
-            if (token >= live) continue;
+        for (int half = 0; half < 2; ++half) {
+            float* to = sums + (warp_m + i * 16 + lane / 4 + half * 8) * SUM_STRIDE + warp_n + lane % 4 * 2;
 #pragma unroll
             for (int j = 0; j < FRAGMENTS_N; ++j) {
-                const int row = n0 + warp_n + j * 8 + lane % 4 * 2 + e % 2;
-                if (row >= rows) continue;
-                const int64_t element = static_cast<int64_t>(token) * rows + row;
-                float value = acc[i][j][e];
-                if (residual) value += residual[element];
-                if (y_f32) static_cast<float*>(y)[element] = value;
-                else static_cast<uint16_t*>(y)[element] = narrow(value);
+                *reinterpret_cast<float2*>(to + j * 8) = make_float2(acc[i][j][2 * half], acc[i][j][2 * half + 1]);
             }
         }
     }
+    cluster.sync();
+    const int tokens = min(TILE_M, live - m0);
+    for (int e = threadIdx.x; e < (TILE_M / splits) * TILE_N; e += THREADS) {
+        const int token = e / TILE_N * splits + split, row = n0 + e % TILE_N;
+        if (token >= tokens || row >= rows) continue;
+        const int64_t element = static_cast<int64_t>(m0 + token) * rows + row;
+        const int place = token * SUM_STRIDE + e % TILE_N;
+        float value = residual ? residual[element] : 0.0f;
+        for (int s = 0; s < splits; ++s) value += cluster.map_shared_rank(sums, s)[place];
+        if (y_f32) static_cast<float*>(y)[element] = value;
+        else static_cast<uint16_t*>(y)[element] = narrow(value);
+    }
+    cluster.sync();  // nobody leaves while others still read its shared memory
 }

@@ -1,10 +1,12 @@
 // Attention of one query a sequence over pages (flash decoding; Dao et al., 2023).
 //
 // A cluster owns one sequence and up to GROUP query heads of one key head; its blocks share out the keys, 16 at a
-// time to each warp, and combine through distributed shared memory: no second launch, no counters in memory. Scores
+// time to each warp, and send what they found to each other's shared memory: no second launch, no counters. Scores
 // are tensor-core products with keys as the left matrix (the summed dimension is permuted as in gemv.cuh). Each lane
 // copies the keys and values that it will use itself to shared memory, STAGES tiles ahead.
 #include <cooperative_groups.h>
+
+#include <utility>
 
 #include "device.cuh"
 
@@ -35,9 +37,19 @@ struct Shared {
     float rescale[WARPS][8];
     float top[WARPS][8], total[WARPS][8];
     float part[WARPS][GROUP][HEAD_DIM];
-    float block_top[8], block_total[8];
-    float block[GROUP][HEAD_DIM];
+    // Written by all blocks of the cluster: tops and totals, and sums of the elements that this block stores.
+    float tops[MAX_SPLITS][8], totals[MAX_SPLITS][8];
+    float sums[GROUP * HEAD_DIM];
 };
+
+// The maximum of a head's scores in this block, and what to subtract where there was none.
+__device__ float best_of_warps(const Shared& shared, int head) {
+    float best = -INFINITY;
+#pragma unroll
+    for (int w = 0; w < WARPS; ++w) best = fmaxf(best, shared.top[w][head]);
+    return best;
+}
+__device__ float against_nothing(float best) { return best == -INFINITY ? 0.0f : best; }
 
 }  // namespace
 
@@ -48,20 +60,21 @@ paged_decode(const int32_t* counts, const uint16_t* q, const int32_t* cu_q, cons
     extern __shared__ __align__(16) unsigned char raw[];
     Shared& shared = *reinterpret_cast<Shared*>(raw);
     // Slots are written by step_begin, which is long done (device.cuh); of the pages, only the last key is new.
-    // Successors are not admitted: clusters leave half of the processors free, and their blocks would pile up there.
-    const int row = blockIdx.z;
-    if (row >= counts[ATLAS_SEQUENCES] || cu_q[row + 1] == cu_q[row]) {
+    admit_successor();
+    const int row = blockIdx.z, live = counts[ATLAS_SEQUENCES], token = cu_q[row], end = cu_q[row + 1];
+    const int32_t* slot = slots + static_cast<int64_t>(row_slot[row]) * slot_stride;
+    if (row >= live || end == token) {
         wait_for_predecessor();
         return;
     }
     cg::cluster_group cluster = cg::this_cluster();
+    auto begun = cluster.barrier_arrive();
     const int splits = gridDim.x, split = blockIdx.x;
     const int heads_each = q_heads / kv_heads, tiles = (heads_each + GROUP - 1) / GROUP;
     const int kv_head = blockIdx.y / tiles, first_head = kv_head * heads_each + blockIdx.y % tiles * GROUP;
     const int heads = min(GROUP, (kv_head + 1) * heads_each - first_head);
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, group = lane / 4, place = lane % 4;
-    const int32_t* slot = slots + static_cast<int64_t>(row_slot[row]) * slot_stride;
-    const int token = cu_q[row], length = slot[ATLAS_POSITION] + 1, first = window > 0 ? max(0, length - window) : 0;
+    const int length = slot[ATLAS_POSITION] + 1, first = window > 0 ? max(0, length - window) : 0;
 
     const int stride = splits * WARPS * KEYS;
     auto fetch = [&](int key, int stage) {
@@ -185,45 +198,38 @@ paged_decode(const int32_t* counts, const uint16_t* q, const int32_t* cu_q, cons
         }
     }
     __syncthreads();
+    cluster.barrier_wait(std::move(begun));  // nobody writes into the shared memory of a block that has not begun
+    // Of a block's GROUP * HEAD_DIM elements each block of the cluster stores an equal run.
+    const int run = GROUP * HEAD_DIM / splits;
     for (int e = threadIdx.x; e < GROUP * HEAD_DIM; e += THREADS) {
         const int h = e / HEAD_DIM, d = e % HEAD_DIM;
-        float best = -INFINITY, sum = 0.0f, all = 0.0f;
+        const float against = against_nothing(best_of_warps(shared, h));
+        float sum = 0.0f;
 #pragma unroll
-        for (int w = 0; w < WARPS; ++w) best = fmaxf(best, shared.top[w][h]);
-        const float against = best == -INFINITY ? 0.0f : best;
+        for (int w = 0; w < WARPS; ++w) sum += exp2f(shared.top[w][h] - against) * shared.part[w][h][d];
+        cluster.map_shared_rank(&shared, e / run)->sums[split * run + e % run] = sum;
+    }
+    for (int e = threadIdx.x; e < splits * GROUP; e += THREADS) {
+        const int h = e % GROUP;
+        const float best = best_of_warps(shared, h), against = against_nothing(best);
+        float total_of_block = 0.0f;
 #pragma unroll
-        for (int w = 0; w < WARPS; ++w) {
-            const float factor = exp2f(shared.top[w][h] - against);
-            sum += factor * shared.part[w][h][d];
-            all += factor * shared.total[w][h];
-        }
-        shared.block[h][d] = sum;
-        if (d == 0) {
-            shared.block_top[h] = best;
-            shared.block_total[h] = all;
-        }
+        for (int w = 0; w < WARPS; ++w) total_of_block += exp2f(shared.top[w][h] - against) * shared.total[w][h];
+        Shared* other = cluster.map_shared_rank(&shared, e / GROUP);
+        other->tops[split][h] = best;
+        other->totals[split][h] = total_of_block;
     }
     cluster.sync();
-    for (int e = split * THREADS + threadIdx.x; e < heads * HEAD_DIM; e += splits * THREADS) {
-        const int h = e / HEAD_DIM, d = e % HEAD_DIM;
-        float tops[MAX_SPLITS], totals[MAX_SPLITS], sums[MAX_SPLITS], best = -INFINITY, sum = 0.0f, all = 0.0f;
-        // All reads at once: each of them takes as long as one from the L2 cache.
-#pragma unroll
-        for (int s = 0; s < MAX_SPLITS; ++s) {
-            const Shared* other = cluster.map_shared_rank(&shared, min(s, splits - 1));
-            tops[s] = s < splits ? other->block_top[h] : -INFINITY;
-            totals[s] = other->block_total[h];
-            sums[s] = other->block[h][d];
-        }
-#pragma unroll
-        for (int s = 0; s < MAX_SPLITS; ++s) best = fmaxf(best, tops[s]);
-#pragma unroll
-        for (int s = 0; s < MAX_SPLITS; ++s) {
-            const float factor = exp2f(tops[s] - best);
-            sum += factor * sums[s];
-            all += factor * totals[s];
+    for (int e = threadIdx.x; e < run; e += THREADS) {
+        const int h = (split * run + e) / HEAD_DIM, d = (split * run + e) % HEAD_DIM;
+        if (h >= heads) break;
+        float best = -INFINITY, sum = 0.0f, all = 0.0f;
+        for (int s = 0; s < splits; ++s) best = fmaxf(best, shared.tops[s][h]);
+        for (int s = 0; s < splits; ++s) {
+            const float factor = exp2f(shared.tops[s][h] - best);
+            sum += factor * shared.sums[s * run + e];
+            all += factor * shared.totals[s][h];
         }
         y[(static_cast<int64_t>(token) * q_heads + first_head + h) * HEAD_DIM + d] = narrow(sum / all);
     }
-    cluster.sync();  // nobody leaves while others still read its shared memory
 }

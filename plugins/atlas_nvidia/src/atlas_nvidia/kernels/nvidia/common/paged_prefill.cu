@@ -15,7 +15,8 @@ namespace {
 
 constexpr int QUERIES = 64, KEYS = 64, THREADS = 128, PIECES = HEAD_DIM / 8;
 constexpr int TILE_BYTES = KEYS * HEAD_DIM * 2;
-constexpr int SWIZZLE = PIECES < 8 ? PIECES : 8;  // pieces that change places; short rows share the 128 bytes of all banks
+// Pieces that change places; short rows share the 128 bytes of all banks.
+constexpr int SWIZZLE = PIECES < 8 ? PIECES : 8;
 
 __device__ uint32_t piece(uint32_t tile, int row, int index) {
     return tile + row * HEAD_DIM * 2 + ((index ^ (row / (8 / SWIZZLE) % SWIZZLE)) * 16);
