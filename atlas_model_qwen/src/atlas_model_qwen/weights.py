@@ -49,6 +49,10 @@ _GGUF = {
     "gate": "ffn_gate.weight",
     "up": "ffn_up.weight",
     "down": "ffn_down.weight",
+    "router": "ffn_gate_inp.weight",
+    "experts.gate": "ffn_gate_exps.weight",
+    "experts.up": "ffn_up_exps.weight",
+    "experts.down": "ffn_down_exps.weight",
 }
 _CENTRED = ("attention_norm", "mlp_norm", "q_norm", "k_norm")
 _TEXT, _NESTED = "model.", "model.language_model."
@@ -65,11 +69,11 @@ def name_map(naming: str, spec: ModelSpec) -> NameMap:
     assert isinstance(family, QwenConfig)
     if naming == "hf":
         return _hf(spec, family)
-    if naming == "gguf" and not (family.linear or family.experts or family.traits.nested):
+    if naming == "gguf" and not (family.linear or family.traits.nested):
         return _gguf(spec, family)
     raise CheckpointError(
         f"tensors named in the scheme {naming!r} are not known for {spec.model_type}",
-        "the family reads hf, and gguf for its dense text models",
+        "the family reads hf, and gguf for its text models without linear attention",
         "use the model's safetensors checkpoint, or extend the model plugin",
     )
 
@@ -112,7 +116,9 @@ def _gguf(spec: ModelSpec, family: QwenConfig) -> NameMap:
         "head": WeightSource(("output.weight",), tied_to="embed" if spec.tied_embeddings else None),
     }
     for layer in range(spec.layers):
-        for part in _plain_parts(family, layer):
+        sparse = family.experts is not None and layer in family.experts.layers
+        stacks = ("experts.gate", "experts.up", "experts.down") if sparse else ()
+        for part in (*_plain_parts(family, layer), *stacks):
             weights[f"layers.{layer}.{part}"] = WeightSource((f"blk.{layer}.{_GGUF[part]}",))
     return NameMap(weights)
 

@@ -14,7 +14,13 @@ ROPE_FACTORS = "rope_freqs.weight"
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 _LARGEST = float(np.finfo(np.float32).max)
 _DTYPES = {"f16": "float16", "bf16": "bfloat16"}
-_CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+_CLASSES = {
+    "llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM",
+    "qwen3moe": "Qwen3MoeForCausalLM",
+}  # fmt: skip
+_MODEL_TYPES = {"qwen3moe": "qwen3_moe"}
+"""Where the two worlds spell a family differently."""
+_SOFTMAX = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +50,15 @@ def hub_config(header: GgufHeader, path: Path, read: Callable[[str], memoryview]
         )
     keys = _Keys(architecture, metadata, path)
     values = _common(keys, header, path)
-    values["model_type"] = architecture
+    values["model_type"] = _MODEL_TYPES.get(architecture, architecture)
     values["architectures"] = [_CLASSES[architecture]]
     values["rope_scaling"] = _rope_scaling(keys, header, values, read)
     if architecture == "llama":
         values["attention_bias"] = "blk.0.attn_q.bias" in header.tensors
         values["mlp_bias"] = "blk.0.ffn_gate.bias" in header.tensors
-    elif architecture == "qwen3":
+    elif architecture in ("qwen3", "qwen3moe"):
         values["attention_bias"] = False
+        values |= _experts(keys) if architecture == "qwen3moe" else {}
     else:
         values["use_sliding_window"] = False
     keys.check_all_used()
@@ -174,6 +181,18 @@ def _common(keys: _Keys, header: GgufHeader, path: Path) -> dict[str, Any]:
             for key, value in generation_defaults(header.metadata, path).items()
             if not isinstance(value, list)
         },
+    }
+
+
+def _experts(keys: _Keys) -> dict[str, Any]:
+    """Mixtures in every layer. The format cannot say that weights are not normalised: the architecture's always are."""
+    if keys.integer("expert_gating_func", _SOFTMAX) != _SOFTMAX:
+        raise keys.bad("expert_gating_func", keys.integer("expert_gating_func"), "1, the softmax,")
+    return {
+        "num_experts": keys.integer("expert_count"),
+        "num_experts_per_tok": keys.integer("expert_used_count"),
+        "moe_intermediate_size": keys.integer("expert_feed_forward_length"),
+        "norm_topk_prob": True,
     }
 
 
