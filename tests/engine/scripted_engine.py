@@ -33,8 +33,8 @@ class ScriptedText:
     def token_bytes(self, token):
         return SPELLINGS[token]
 
-    def detokenizer(self, *, skip_special=True):
-        return Detokenizer(lambda token: b"" if skip_special and token == EOS else SPELLINGS[token])
+    def detokenizer(self, *, skip_special=True, shown=()):
+        return Detokenizer(lambda token: b"" if skip_special and token == EOS and token not in shown else SPELLINGS[token])
 
 
 class ScriptedRunner:

@@ -16,6 +16,7 @@ from atlas_core.assembly.model import Model, open_model
 from atlas_core.assembly.plan import StepPlan, make_limits, make_plan
 from atlas_core.assembly.settings import decode_settings
 from atlas_core.contracts.backend import GpuBackend
+from atlas_core.engine.grammar import Grammars
 from atlas_core.engine.inputs import InputLayout
 from atlas_core.engine.loop import Engine
 from atlas_core.engine.runner import Results, Runner
@@ -101,9 +102,11 @@ def engine_of(built: Built, registry: Registry, ledger: Ledger) -> Engine:
         limits.max_seq_len, limits.layout.slots, limits.vocab_size, _fingerprint(registry, built), tuple(ledger.entries),
         tuple((term.name, term.nbytes) for term in built.budget.terms),
     )  # fmt: skip
+    eos = end_tokens(built.model)
     return Engine(
-        runner=built.runner, scheduler=Scheduler(limits), text=built.tokenizer, eos=end_tokens(built.model), info=info
-    )
+        runner=built.runner, scheduler=Scheduler(limits), text=built.tokenizer, eos=eos, info=info,
+        grammars=Grammars(built.tokenizer, eos, limits.vocab_size),
+    )  # fmt: skip
 
 
 def build(settings: Settings, registry: Registry, ledger: Ledger) -> Built:

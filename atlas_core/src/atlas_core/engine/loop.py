@@ -4,16 +4,19 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
 from atlas_core.engine.failures import to_failure
+from atlas_core.engine.grammar import Grammars, Matcher
 from atlas_core.engine.output import Alternatives, Output, TokenText
+from atlas_core.engine.restriction import Answer
 from atlas_core.engine.wire import Message
 from atlas_core.scheduler.plan import StepPlan
 from atlas_core.scheduler.scheduler import Scheduler
-from atlas_core.vocab.errors import AtlasError, EngineError
+from atlas_core.vocab.errors import AtlasError, EngineError, RequestError
 from atlas_core.vocab.messages import Abort, Delta, Drain, FromEngine, Gauges, Generate, Ready, StepResult
 
 
@@ -24,7 +27,15 @@ class Closed:
     error: AtlasError | None = None
 
 
-Inbox = SimpleQueue[Message | Closed]
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """The grammar of a request is there, or cannot be had."""
+
+    id: str
+    result: "Future[Matcher]"
+
+
+Inbox = SimpleQueue[Message | Closed | Compiled]
 Emit = Callable[[FromEngine], None]
 
 
@@ -66,14 +77,15 @@ class StepRunner(Protocol):
 class Engine:
     """A model that is ready to generate.
 
-    ``eos`` are the tokens that end a turn; ``info`` is what the API process is told. With an asynchronous runner one
+    ``eos`` are the tokens that end a turn; ``info`` is what the API process is told; without ``grammars`` requests that have one are
+    refused. With an asynchronous runner one
     step is always launched before the one before it is read; tokens that turn out to be past a request's end are never
     seen.
     """
 
     def __init__(
         self, *, runner: StepRunner, scheduler: Scheduler, text: TokenText, eos: Sequence[int], info: Ready,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = time.monotonic, grammars: Grammars | None = None,
     ) -> None:  # fmt: skip
         self.info = info
         self._runner = runner
@@ -81,7 +93,11 @@ class Engine:
         self._text = text
         self._eos = tuple(eos)
         self._clock = clock
+        self._grammars = grammars
+        self._inbox: Inbox = SimpleQueue()
         self._outputs: dict[str, Output] = {}
+        self._answers: dict[str, Answer] = {}
+        self._compiling: dict[str, tuple[Generate, Output]] = {}
         self._flight: deque[tuple[StepPlan, Any]] = deque()
         self._deltas: list[Delta] = []
         self._steps = 0
@@ -93,6 +109,7 @@ class Engine:
 
         Raises what makes the engine useless, DeviceError above all.
         """
+        self._inbox = inbox
         while True:
             self._take(inbox)
             if self._closed:
@@ -103,11 +120,13 @@ class Engine:
             if collected or self._deltas:
                 emit(StepResult(tuple(self._deltas), self._gauges()))
                 self._deltas.clear()
-            if self._drain_until is not None and self._scheduler.idle and not self._flight:
+            if self._drain_until is not None and self._scheduler.idle and not self._flight and not self._compiling:
                 return
 
     def close(self) -> None:
         """Release the device."""
+        if self._grammars is not None:
+            self._grammars.close()
         self._runner.close()
 
     def _take(self, inbox: Inbox) -> None:
@@ -120,7 +139,7 @@ class Engine:
         except Empty:
             return
 
-    def _handle(self, message: Message | Closed) -> None:
+    def _handle(self, message: Message | Closed | Compiled) -> None:
         match message:
             case Closed(error):
                 if error is not None:
@@ -128,6 +147,8 @@ class Engine:
                 self._closed = True
             case Generate():
                 self._generate(message)
+            case Compiled():
+                self._compiled(message)
             case Abort():
                 self._abort(message.id)
             case Drain():
@@ -140,22 +161,64 @@ class Engine:
             if self._drain_until is not None:
                 raise EngineError("the engine is shutting down", "no request is taken any more", state="draining")
             output = Output(request, self._eos, self._text)
-            seed = request.sampling.seed
-            seed = secrets.randbits(64) if seed is None else seed
-            self._scheduler.submit(request, seed=seed, stop_ids=output.stop_ids)
+            if request.id in self._compiling or request.id in self._outputs:
+                raise RequestError(
+                    f"request {request.id} is already running", "ids of live requests are unique", field="id"
+                )
+            if request.grammar:
+                self._compile(request, output)
+            else:
+                self._submit(request, output, None)
         except AtlasError as error:
-            failure = to_failure(error)
-            self._deltas.append(Delta(request.id, finish="error", prompt_tokens=len(request.prompt), error=failure))
-        else:
-            self._outputs[request.id] = output
+            self._refuse(request, error)
+
+    def _compile(self, request: Generate, output: Output) -> None:
+        """Have the request's grammar compiled; it gets into the line when that is done."""
+        if self._grammars is None:
+            raise RequestError(
+                "this engine has no grammars", "it was built without a tokenizer for them", "leave the form of the answer free",
+                kind="unsupported",
+            )  # fmt: skip
+        self._compiling[request.id] = request, output
+        inbox = self._inbox
+        self._grammars.compile(
+            request.grammar, request.sampling.shown_tokens, lambda result: inbox.put(Compiled(request.id, result))
+        )
+
+    def _compiled(self, message: Compiled) -> None:
+        waiting = self._compiling.pop(message.id, None)
+        if waiting is None or message.result.cancelled():
+            return  # aborted meanwhile, or the engine ends
+        request, output = waiting
+        try:
+            self._submit(request, output, message.result.result())
+        except AtlasError as error:
+            self._refuse(request, error)
+
+    def _submit(self, request: Generate, output: Output, matcher: Matcher | None) -> None:
+        seed = request.sampling.seed
+        seed = secrets.randbits(64) if seed is None else seed
+        limited = request.thinking is not None and request.thinking.budget is not None
+        answer = Answer(matcher, request.thinking, output) if matcher is not None or limited else None
+        self._scheduler.submit(request, seed=seed, stop_ids=output.stop_ids, restriction=answer)
+        self._outputs[request.id] = output
+        if answer is not None:
+            self._answers[request.id] = answer
+
+    def _refuse(self, request: Generate, error: AtlasError) -> None:
+        failure = to_failure(error)
+        self._deltas.append(Delta(request.id, finish="error", prompt_tokens=len(request.prompt), error=failure))
 
     def _abort(self, request_id: str) -> None:
         output = self._outputs.get(request_id)
         if output is not None:
             self._end(output, output.abort())
+        elif request_id in self._compiling:
+            _, output = self._compiling.pop(request_id)
+            self._deltas.append(output.abort())
 
     def _abort_all(self) -> None:
-        for request_id in tuple(self._outputs):
+        for request_id in (*self._outputs, *self._compiling):
             self._abort(request_id)
 
     def _step(self) -> bool:
@@ -188,8 +251,12 @@ class Engine:
             output = self._outputs[sequence.id]
             found = alternatives.get(sequence.id)
             wanted = found if found is not None and found.ids[0] >= 0 else None
+            answer = self._answers.get(sequence.id)
             try:
-                delta = output.push(token, wanted, last=sequence.generated >= sequence.max_new)
+                if answer is not None and answer.failure:
+                    raise EngineError("the answer's grammar failed", answer.failure[:500], "simplify it, and report it")
+                whole = answer is not None and answer.done
+                delta = output.push(token, wanted, last=sequence.generated >= sequence.max_new, whole=whole)
             except AtlasError as error:
                 self._end(output, output.fail(error))
                 continue
@@ -204,6 +271,7 @@ class Engine:
         if sequence is not None:
             self._scheduler.finish(sequence)
         del self._outputs[output.id]
+        self._answers.pop(output.id, None)
         self._deltas.append(delta)
 
     def _gauges(self) -> Gauges:

@@ -3,11 +3,13 @@
 Knows when the text ends, by token, string or length.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
+from atlas_core.contracts.dialect import ReasoningSyntax
 from atlas_core.engine.failures import to_failure
 from atlas_core.text.detokenize import Detokenizer
+from atlas_core.text.dialect.thought import Part, Place, Thought
 from atlas_core.text.stop import StopMatcher
 from atlas_core.vocab.errors import AtlasError
 from atlas_core.vocab.messages import Delta, FinishReason, Generate, Position, TokenLogprob
@@ -20,8 +22,8 @@ class TokenText(Protocol):
         """A token's own bytes. Raises RequestError for an id that does not exist."""
         ...
 
-    def detokenizer(self, *, skip_special: bool = True) -> Detokenizer:
-        """A detokenizer of one sequence."""
+    def detokenizer(self, *, skip_special: bool = True, shown: Collection[int] = ()) -> Detokenizer:
+        """A detokenizer of one sequence; ``shown`` are control tokens that are not skipped."""
         ...
 
 
@@ -36,7 +38,8 @@ class Output:
     """Feed it every token once; the delta that it returns has ``finish`` when the request has ended.
 
     The token that ends a request counts as generated and stands in ``tokens``; its text and log-probability are shown
-    only with ``include_stop_in_output``. Stop strings are looked for in the text after the first ``min_tokens`` tokens.
+    only with ``include_stop_in_output``. Stop strings are looked for in the text after the first ``min_tokens`` tokens,
+    and not inside a thought.
     """
 
     def __init__(self, request: Generate, eos: Iterable[int], text: TokenText) -> None:
@@ -48,23 +51,35 @@ class Output:
         self._text = text
         self._prompt_tokens = len(request.prompt)
         self._count = 0
-        self._detokenizer = text.detokenizer(skip_special=params.skip_special_tokens)
+        self._detokenizer = text.detokenizer(skip_special=params.skip_special_tokens, shown=params.shown_tokens)
+        asked = request.thinking
+        self._thought = None if asked is None else Thought(ReasoningSyntax(asked.start, asked.end), opened=asked.opened)
+        self._thought_tokens = 0
         self._stops = StopMatcher(params.stop, include=params.include_stop_in_output)
 
-    def push(self, token: int, alternatives: Alternatives | None, *, last: bool) -> Delta:
-        """The delta of one token; ``last`` when no more may be generated.
+    @property
+    def thinking(self) -> bool:
+        """Whether the text so far ends inside a thought."""
+        return self._thought is not None and self._thought.place is Place.THOUGHT
+
+    def push(self, token: int, alternatives: Alternatives | None, *, last: bool, whole: bool = False) -> Delta:
+        """The delta of one token; ``last`` when no more may be generated, ``whole`` when the grammar allows no more.
 
         Raises RequestError for an id that does not exist.
         """
         self._count += 1
+        before = self.thinking
         stopping = token in self.stop_ids
         silent = stopping and not self._params.include_stop_in_output
         shown, hit = ("", None) if silent else self._show(self._detokenizer.push(token))
-        if hit is None and (stopping or last):
-            rest, hit = self._show(self._detokenizer.finish())
+        if before or self.thinking:
+            self._thought_tokens = self._count
+        ends = stopping or whole
+        if hit is None and (ends or last):
+            rest, hit = self._show(self._detokenizer.finish(), final=True)
             shown += rest + ("" if hit else self._stops.finish())
         positions = () if silent or alternatives is None else (self._position(alternatives),)
-        finish: FinishReason | None = "stop" if stopping or hit is not None else "length" if last else None
+        finish: FinishReason | None = "stop" if ends or hit is not None else "length" if last else None
         cause = hit if hit is not None else str(token) if stopping else None
         return self._delta(finish, (token,), shown, positions, cause)
 
@@ -81,10 +96,29 @@ class Output:
         positions: tuple[Position, ...] = (), stop: str | None = None, error: AtlasError | None = None,
     ) -> Delta:  # fmt: skip
         failure = None if error is None else to_failure(error)
-        return Delta(self.id, tokens, text, positions, finish, stop, self._prompt_tokens, self._count, error=failure)
+        return Delta(
+            self.id, tokens, text, positions, finish, stop, self._prompt_tokens, self._count, error=failure,
+            reasoning_tokens=self._thought_tokens,
+        )  # fmt: skip
 
-    def _show(self, piece: str) -> tuple[str, str | None]:
-        """What of ``piece`` may be shown, and the stop string that it completed."""
+    def _show(self, piece: str, *, final: bool = False) -> tuple[str, str | None]:
+        """What of ``piece`` may be shown, and the stop string that it completed; ``final`` when nothing comes after it."""
+        if self._thought is None:
+            return self._show_answer(piece)
+        parts: list[Part] = self._thought.push(piece)
+        parts += self._thought.finish() if final else []
+        shown = ""
+        for part in parts:
+            if part.place is Place.THOUGHT:
+                shown += part.text
+                continue
+            text, hit = self._show_answer(part.text)
+            shown += text
+            if hit is not None:
+                return shown, hit
+        return shown, None
+
+    def _show_answer(self, piece: str) -> tuple[str, str | None]:
         if self._count <= self._params.min_tokens:
             return piece, None
         match = self._stops.push(piece)

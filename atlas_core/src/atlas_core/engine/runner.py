@@ -54,12 +54,14 @@ class Results:
 class _Ring:
     """One place of the pinned ring: an input block, room for results, and the event behind both copies."""
 
-    def __init__(self, backend: GpuBackend, input_bytes: int, rows: int) -> None:
+    def __init__(self, backend: GpuBackend, input_bytes: int, rows: int, masks: tuple[int, int]) -> None:
         self.event: Event = backend.create_event()
         self.busy = False
         self.staging = backend.alloc_pinned(input_bytes)
         self.block: npt.NDArray[np.int32] = np.frombuffer(self.staging, np.int32)
         self.results = backend.alloc_pinned(max(1, rows) * (1 + 2 * _WIDE) * _WORD)
+        self.mask_staging = backend.alloc_pinned(masks[0] * masks[1] * _WORD)
+        self.masks: npt.NDArray[np.uint32] = np.frombuffer(self.mask_staging, np.uint32).reshape(masks)
         self._rows = rows
 
     def views(self, rows: int) -> tuple[memoryview, memoryview, memoryview]:
@@ -70,8 +72,9 @@ class _Ring:
 
     def free(self, backend: GpuBackend) -> None:
         """Give the pinned memory back."""
-        del self.block
+        del self.block, self.masks
         backend.free_pinned(self.staging)
+        backend.free_pinned(self.mask_staging)
         backend.free_pinned(self.results)
 
 
@@ -105,13 +108,17 @@ class Runner:
         self._steps = [(InputWriter(layout), step) for layout, (_, step) in zip(layouts, ordered, strict=True)]
         self._inputs = inputs
         self._penalty = states["penalty"]
+        self._masks = states["mask"]
+        words = -(-vocab_size // 32)
         self._vocab_size = vocab_size
         self._results = results
         self._launched = 0
         self._collected = 0
         nbytes = -(-max(layout.nbytes for layout in layouts) // _WORD) * _WORD
         rows = max(bucket.rows for bucket, _ in ordered)
-        self._ring = [_Ring(backend, nbytes, rows) for _ in range(_DEPTH)]
+        self._ring = [
+            _Ring(backend, nbytes, rows, (self._masks.nbytes // (words * _WORD), words)) for _ in range(_DEPTH)
+        ]
         for state in states.values():
             backend.memset_async(state.address, 0, state.nbytes, stream)
         backend.synchronize(stream)
@@ -147,6 +154,7 @@ class Runner:
         for row in plan.clear_penalty:
             backend.memset_async(self._penalty.address + row * row_bytes, 0, row_bytes, stream)
         step.launch(FORWARD, stream)
+        self._write_masks(plan, ring)  # while the device is busy with FORWARD
         step.launch(SAMPLE, stream)
         if rows:
             sampled, values, ids = ring.views(rows)
@@ -197,6 +205,14 @@ class Runner:
         for ring in self._ring:
             ring.free(self._backend)
         self._steps, self._ring = [], []
+
+    def _write_masks(self, plan: StepPlan, ring: _Ring) -> None:
+        """Bring the masks of restricted slots to the device."""
+        nbytes = ring.masks.shape[1] * _WORD
+        for index, (slot, restriction) in enumerate(plan.masks):
+            restriction.fill(ring.masks[index])
+            source = ring.mask_staging[index * nbytes : (index + 1) * nbytes]
+            self._backend.copy_h2d_async(source, self._masks.address + slot * nbytes, self._stream)
 
     def _choose(self, plan: StepPlan) -> tuple[InputWriter, CapturedStep]:
         for writer, step in self._steps:

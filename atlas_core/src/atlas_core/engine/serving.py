@@ -7,7 +7,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 
 from atlas_core.engine.failures import to_failure
-from atlas_core.engine.loop import Closed, Engine, Inbox
+from atlas_core.engine.loop import Closed, Compiled, Engine, Inbox
 from atlas_core.engine.wire import VERSION, Configure, Frames, Message, check_hello, decode, encode
 from atlas_core.plugins.identity import Identity
 from atlas_core.plugins.load import load
@@ -117,6 +117,8 @@ def _next(inbox: Inbox) -> Message:
     message = inbox.get()
     if isinstance(message, Closed):
         raise message.error or EngineError("the API process went away before the engine was ready", state="gone")
+    if isinstance(message, Compiled):
+        raise EngineError("a grammar was compiled before there was an engine", "the engine is defective", "report it")
     return message
 
 

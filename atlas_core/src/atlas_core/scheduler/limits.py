@@ -62,9 +62,9 @@ class Limits:
     def max_updates(self) -> int:
         """No step has more slot updates.
 
-        Every slot may be filled anew, lower its bias count, and begin a page in each group beside those that prefill
+        Every slot may be filled anew, lower its bias count, switch its mask, and begin a page in each group beside those that prefill
         fills.
         """
         slots, groups = self.layout.slots, len(self.pages)
         pages = groups * (2 * slots + self.max_prefill_tokens // self.page_tokens)
-        return slots * (FIELDS + 1) + 2 * self.layout.bias_pairs + pages
+        return slots * (FIELDS + 2) + 2 * self.layout.bias_pairs + pages

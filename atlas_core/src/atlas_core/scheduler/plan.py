@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from atlas_core.scheduler.sequence import Sequence
+from atlas_core.scheduler.sequence import Restriction, Sequence
 
 LAST_TOKEN_MARKER = -1
 """Stands for the slot's last sampled token, which the host may not know yet."""
@@ -18,7 +18,8 @@ class StepPlan:
 
     ``logits_rows`` are the tokens whose logits are wanted and ``sample_row`` the rows that they belong to. ``updates``
     are (word, value) pairs for the slots array, int32. ``clear_penalty`` are rows of the penalty pool to be zeroed
-    before the step. ``logprobs`` says whether any sampled row wants them.
+    before the step. ``logprobs`` says whether any sampled row wants them. ``masks`` are slots whose token mask is to be
+    written before the step samples, with who writes it.
     """
 
     sequences: tuple[Sequence, ...]
@@ -30,6 +31,7 @@ class StepPlan:
     updates: tuple[tuple[int, int], ...]
     clear_penalty: tuple[int, ...]
     logprobs: bool
+    masks: tuple[tuple[int, Restriction], ...] = ()
 
     @property
     def max_query(self) -> int:
@@ -50,6 +52,7 @@ class PlanBuilder:
     _updates: list[tuple[int, int]] = field(default_factory=list)
     _clear_penalty: list[int] = field(default_factory=list)
     _logprobs: bool = False
+    _masks: list[tuple[int, Restriction]] = field(default_factory=list)
 
     def update(self, word: int, value: int) -> None:
         """Write ``value`` (signed or unsigned 32 bits) to a word of the slots array."""
@@ -58,6 +61,10 @@ class PlanBuilder:
     def clear_penalty(self, row: int) -> None:
         """Zero a row of the penalty pool."""
         self._clear_penalty.append(row)
+
+    def mask(self, slot: int, restriction: Restriction) -> None:
+        """Let ``restriction`` write the slot's mask."""
+        self._masks.append((slot, restriction))
 
     def row(self, sequence: Sequence, slot: int, tokens: Iterable[int], *, sampled: bool, logprobs: bool) -> None:
         """A sequence's tokens; its last one is sampled from when ``sampled``."""
@@ -77,7 +84,7 @@ class PlanBuilder:
         return StepPlan(
             tuple(self._sequences), tuple(self._row_slot), tuple(self._token_ids), tuple(self._cu_q),
             tuple(self._logits_rows), tuple(self._sample_row), tuple(self._updates), tuple(self._clear_penalty),
-            self._logprobs,
+            self._logprobs, tuple(self._masks),
         )  # fmt: skip
 
 

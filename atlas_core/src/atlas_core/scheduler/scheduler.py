@@ -16,7 +16,7 @@ from atlas_core.scheduler.blocks import BlockPool
 from atlas_core.scheduler.limits import Limits
 from atlas_core.scheduler.plan import LAST_TOKEN_MARKER, PlanBuilder, StepPlan
 from atlas_core.scheduler.ranges import RangePool
-from atlas_core.scheduler.sequence import Holding, Sequence, State
+from atlas_core.scheduler.sequence import Holding, Restriction, Sequence, State
 from atlas_core.vocab.errors import EngineError, RequestError
 from atlas_core.vocab.messages import Generate
 
@@ -67,10 +67,12 @@ class Scheduler:
         """Positions of the smallest cache group."""
         return min(self.limits.pages, default=0) * self.limits.page_tokens
 
-    def submit(self, request: Generate, *, seed: int, stop_ids: Iterable[int]) -> Sequence:
+    def submit(
+        self, request: Generate, *, seed: int, stop_ids: Iterable[int], restriction: Restriction | None = None
+    ) -> Sequence:
         """Put a request into the line.
 
-        ``stop_ids`` are the tokens that end it; ``seed`` decides its randomness (64 bits).
+        ``stop_ids`` are the tokens that end it; ``seed`` decides its randomness (64 bits); ``restriction`` its choice.
 
         Raises RequestError when it can never run, when its id is live, or (kind overloaded) when the line is full.
         """
@@ -89,6 +91,7 @@ class Scheduler:
                 retry_after=self.limits.retry_after,
             )
         sequence = accept(request, self._arrivals, seed=seed, stop_ids=stop_ids, limits=self.limits)
+        sequence.restriction = restriction
         self._arrivals += 1
         self._known[sequence.id] = sequence
         self._waiting.append(sequence)
@@ -136,6 +139,8 @@ class Scheduler:
             sequence.pending -= 1
             if not sequence.finished:
                 sequence.tokens.append(token)
+                if sequence.restriction is not None:
+                    sequence.restriction.accept(token)
                 accepted.append((sequence, token))
         for sequence in plan.sequences:
             sequence.in_flight -= 1
@@ -161,7 +166,7 @@ class Scheduler:
         """The next token of every sequence past its prompt. True when somebody had to give up a place."""
         before = self.preemptions
         for sequence in tuple(self._running):
-            if sequence.state is not State.RUNNING or sequence.prefilling or sequence.complete:
+            if sequence.state is not State.RUNNING or sequence.prefilling or sequence.complete or sequence.blocked:
                 continue
             if self._grow(sequence):
                 self._row(plan, sequence, 1)
@@ -218,6 +223,7 @@ class Scheduler:
         """Write every field of the slot; block table entries follow with the tokens that need them."""
         layout = self.limits.layout
         start, pairs = holding.bias or (0, 0)
+        sequence.masked = False
         sequence.bans = sequence.banned > 0 and sequence.generated < sequence.min_new
         words = {
             **sequence.fields,
@@ -248,11 +254,22 @@ class Scheduler:
         if sampled and sequence.bans and sequence.generated + sequence.pending >= sequence.min_new:
             sequence.bans = False
             plan.update(layout.word(holding.slot, Word.BIAS_COUNT), len(sequence.pairs) - sequence.banned)
+        if sampled and sequence.restriction is not None:
+            self._mask(plan, sequence, sequence.restriction, holding.slot)
         plan.row(sequence, holding.slot, tokens, sampled=sampled, logprobs=sequence.fields[Word.LOGPROBS] >= 0)
         sequence.computed = end
         sequence.pending += sampled
         sequence.in_flight += 1
         return count
+
+    def _mask(self, plan: PlanBuilder, sequence: Sequence, restriction: Restriction, slot: int) -> None:
+        """Have the slot's mask written, or not looked at, for the next token."""
+        wanted = restriction.wanted(sequence.generated + sequence.pending)
+        if wanted:
+            plan.mask(slot, restriction)
+        if wanted != sequence.masked:
+            sequence.masked = wanted
+            plan.update(self.limits.layout.word(slot, Word.MASK), int(wanted))
 
     def _grow(self, sequence: Sequence) -> bool:
         """Make room for one more token, by preemption if need be; False when the sequence cannot go on in this step."""

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import Any, Protocol
 
 from atlas_core.ops.step import Word
 
@@ -18,6 +19,25 @@ class State(Enum):
     RUNNING = auto()
     LEAVING = auto()
     ENDED = auto()
+
+
+class Restriction(Protocol):
+    """Decides which tokens may come next in one sequence."""
+
+    def wanted(self, index: int) -> bool:
+        """Whether generated token ``index`` (from 0) has to be chosen from fewer tokens than all.
+
+        Then it is not asked of the device before every token before it is known.
+        """
+        ...
+
+    def fill(self, row: Any) -> None:
+        """Write the mask of the next token, an array uint32 [ceil(vocabulary / 32)], for the tokens accepted so far."""
+        ...
+
+    def accept(self, token: int) -> None:
+        """A token was generated."""
+        ...
 
 
 @dataclass(slots=True)
@@ -43,7 +63,7 @@ class Sequence:
     ones by the marker of the slot's last token. ``in_flight`` launched steps have not been collected yet. ``max_new``
     tokens are generated at most. ``pairs`` are bias pairs (token, value bits), the last ``banned`` of which forbid stop
     tokens until ``min_new`` are generated. ``order`` is the place in the line, kept through preemption. ``fields`` are
-    the slot words that do not depend on the slot.
+    the slot words that do not depend on the slot. ``masked`` is whether the device applies the slot's mask.
     """
 
     id: str
@@ -64,6 +84,8 @@ class Sequence:
     pending: int = 0
     in_flight: int = 0
     bans: bool = field(default=False)
+    restriction: Restriction | None = None
+    masked: bool = False
 
     @property
     def generated(self) -> int:
@@ -74,6 +96,12 @@ class Sequence:
     def prefilling(self) -> bool:
         """Whether known tokens still have to be given to the device by value."""
         return self.computed < self.prefill_end
+
+    @property
+    def blocked(self) -> bool:
+        """Whether the next token depends on one that is not known yet."""
+        restriction = self.restriction
+        return restriction is not None and self.pending > 0 and restriction.wanted(self.generated + self.pending)
 
     @property
     def complete(self) -> bool:

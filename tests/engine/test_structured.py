@@ -1,0 +1,271 @@
+"""Answers of a given form, from a device that chooses at random among the tokens that it may."""
+
+import json
+import random
+from itertools import count
+
+import jsonschema
+import numpy as np
+import pytest
+from test_loop import Session
+
+from atlas_core.contracts.dialect import ReasoningSyntax
+from atlas_core.engine.grammar import Grammars
+from atlas_core.engine.loop import Engine, StepOutput
+from atlas_core.ops.step import SlotLayout, Word
+from atlas_core.scheduler.limits import Limits
+from atlas_core.scheduler.scheduler import Scheduler
+from atlas_core.text.detokenize import Detokenizer
+from atlas_core.text.grammar import choice_grammar, json_grammar, regex_grammar, whole_grammar
+from atlas_core.vocab.messages import Generate, Ready, Thinking
+from atlas_core.vocab.sampling import SamplingParams
+
+THINK = ReasoningSyntax("<think>", "</think>")
+WORDS = [b'{"', b'"}', b'": ', b", ", b"</think>", b"<think>", b"true", b"\n\n", b">{", b'">', b"<control>", b"<eos>"]
+VOCAB = 256 + len(WORDS) + 3
+CONTROL, EOS = 256 + WORDS.index(b"<control>"), 256 + WORDS.index(b"<eos>")
+CLOSERS = [*b'"}] \n,:0123', EOS]
+
+
+class Bytes:
+    """Every byte is a token, and some words; the last three ids of the model mean nothing."""
+
+    special_ids = frozenset({CONTROL, EOS})
+    vocab_size = 256 + len(WORDS)
+
+    def token_bytes(self, token):
+        return bytes([token]) if token < 256 else (WORDS[token - 256] if token < self.vocab_size else b"")
+
+    def encode(self, text, *, add_special=True, parse_special=True):
+        return list(text.encode())
+
+    def detokenizer(self, *, skip_special=True, shown=()):
+        hidden = self.special_ids - set(shown) if skip_special else ()
+        return Detokenizer(lambda token: b"" if token in hidden else self.token_bytes(token))
+
+
+class RandomRunner:
+    """Keeps the slots array as a device does, and looks at a mask only where the slot says so."""
+
+    def __init__(self, limits, *, asynchronous, seed, closing=0.4):
+        self.asynchronous = asynchronous
+        self.slots = np.zeros(limits.layout.words, np.int32)
+        self.masks = np.zeros((limits.layout.slots, -(-VOCAB // 32)), np.uint32)
+        self.free = 0
+        self._layout = limits.layout
+        self._random = random.Random(seed)
+        self._closing = closing
+
+    def launch(self, plan):
+        for word, value in plan.updates:
+            self.slots[word] = value
+        for slot, restriction in plan.masks:
+            restriction.fill(self.masks[slot])
+        return [self._choose(plan.row_slot[row]) for row in plan.sample_row]
+
+    def _choose(self, slot):
+        if not self.slots[self._layout.word(slot, Word.MASK)]:
+            self.free += 1
+            return self._random.choice([*range(97, 123), 32, 10])
+        bits = np.unpackbits(self.masks[slot].view(np.uint8), bitorder="little")[:VOCAB]
+        allowed = np.flatnonzero(bits).tolist()
+        assert allowed
+        assert max(allowed) < 256 + len(WORDS)
+        ends = [token for token in CLOSERS if bits[token]]
+        return self._random.choice(ends if ends and self._random.random() < self._closing else allowed)
+
+    def collect(self, ticket):
+        return StepOutput(ticket)
+
+    def close(self):
+        pass
+
+
+LIMITS = Limits(SlotLayout(4, (64,), 8), 16, (160,), VOCAB, 1000, 64, 0, 100)
+NUMBERS = count()
+
+
+def session(*, asynchronous=False, seed=0, eos=(EOS,), limits=LIMITS, closing=0.4):
+    runner = RandomRunner(limits, asynchronous=asynchronous, seed=seed, closing=closing)
+    engine = Engine(
+        runner=runner, scheduler=Scheduler(limits), text=Bytes(), eos=eos, info=Ready(1000, 4, VOCAB, "t"),
+        grammars=Grammars(Bytes(), eos, VOCAB),
+    )  # fmt: skip
+    return Session(engine=engine), runner
+
+
+def ask(grammar, *, state="closed", thinking=None, **sampling):
+    params = SamplingParams(**{"max_tokens": 300, **sampling})
+    whole = whole_grammar([grammar], THINK, state) if grammar else ""
+    return Generate(f"r{next(NUMBERS)}", (1, 2, 3), params, grammar=whole, thinking=thinking)
+
+
+def answers(items, **options):
+    made, _ = session(**options)
+    made.send(*items)
+    made.run()
+    return [made.answer(item.id) for item in items]
+
+
+SCHEMAS = [
+    {}, True, {"type": "object"}, {"type": "integer", "minimum": 3, "maximum": 40}, {"type": ["string", "null"]},
+    {"enum": [None, True, 1.5, 'a"b', "é"]}, {"const": {"a": [1]}}, {"type": "string", "pattern": "^[a-z]+$", "maxLength": 4},
+    {"allOf": [{"type": "integer"}, {"minimum": 3}]}, {"$ref": "#/$defs/S", "maxLength": 2, "$defs": {"S": {"type": "string"}}},
+    {"type": "object", "additionalProperties": {"type": "integer"}, "properties": {"b": {"type": "boolean"}}, "required": ["b"]},
+    {"type": "object", "properties": {"naïve ключ": {"type": "number"}}, "required": ["naïve ключ"], "additionalProperties": False},
+    {"type": "array", "items": {"type": "string", "format": "date"}, "minItems": 1, "maxItems": 2},
+    {"$ref": "#/$defs/N", "$defs": {"N": {"type": "object", "properties": {"kids": {"type": "array", "items": {"$ref": "#/$defs/N"}}},
+                                          "required": ["kids"], "additionalProperties": False}}},
+    {"type": "object", "patternProperties": {"^x": {"type": "null"}}, "additionalProperties": False},
+    {"oneOf": [{"type": "integer"}, {"type": "boolean"}]},
+    {"definitions": {"D": {"multipleOf": 5, "type": "integer"}}, "type": "array", "prefixItems": [{"$ref": "#/definitions/D"}], "items": False},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("schema", SCHEMAS, ids=lambda schema: json.dumps(schema)[:40])
+def test_json_is_valid_or_cut(schema, asynchronous):
+    items = [ask(json_grammar(schema, "f")) for _ in range(16)]
+    whole = 0
+    for _, text, finish, _ in answers(items, asynchronous=asynchronous, seed=len(str(schema))):
+        assert finish in ("stop", "length")
+        if finish == "stop":
+            whole += 1
+            jsonschema.validate(json.loads(text), schema, jsonschema.Draft202012Validator)
+    assert whole >= 4
+
+
+@pytest.mark.parametrize("eos", [(EOS,), ()])
+def test_other_forms(eos):
+    items = [
+        ask(choice_grammar(["yes", 'no, "never"'])),
+        ask(regex_grammar("[0-9]{3}-[a-f]/x")),
+        ask('start: "a" (" b")~3'),
+    ]
+    yes, number, letters = (text for _, text, finish, _ in answers(items, eos=eos, closing=0.0) if finish == "stop")
+    assert yes in ("yes", 'no, "never"')
+    assert number[3] == "-"
+    assert number[:3].isdecimal()
+    assert number.endswith("/x")
+    assert letters == "a b b b"
+
+
+def test_white_space_has_a_limit():
+    (answer,) = answers([ask(json_grammar({"type": "integer"}, "f"), max_tokens=900)], seed=3, closing=0.0)
+    text = answer[1]
+    assert len(text) - len(text.strip()) <= 80
+
+
+def test_restricted_and_free_requests_run_together():
+    made, runner = session(asynchronous=True, seed=5)
+    items = [ask("" if index % 2 else json_grammar({"type": "object"}, "f"), max_tokens=40) for index in range(10)]
+    made.send(*items)
+    made.run()
+    assert runner.free >= 5 * 39, "the free ones are never masked"
+    for index, item in enumerate(items):
+        tokens, text, finish, _ = made.answer(item.id)
+        if index % 2:
+            assert (len(tokens), finish) == (40, "length")
+        else:
+            assert text.lstrip().startswith("{")
+
+
+def test_a_preempted_answer_goes_on_in_its_form():
+    limits = Limits(SlotLayout(4, (64,), 8), 4, (40,), VOCAB, 150, 64, 0, 100)
+    schema = {"type": "array", "items": {"type": "integer"}, "minItems": 20, "maxItems": 24}
+    made, _ = session(asynchronous=True, seed=2, limits=limits, closing=0.0)
+    items = [ask(json_grammar(schema, "f"), max_tokens=140) for _ in range(4)]
+    made.send(*items)
+    made.run()
+    assert made.results[-1].gauges.preemptions > 0
+    for item in items:
+        _, text, finish, _ = made.answer(item.id)
+        assert text.lstrip().startswith("[")
+        if finish == "stop":
+            jsonschema.validate(json.loads(text), schema)
+
+
+@pytest.mark.parametrize("state", ["open", "unsaid"])
+def test_a_thought_comes_before_the_form(state):
+    thinking = Thinking("<think>", "</think>", state == "open")
+    items = [
+        ask(json_grammar({"type": "boolean"}, "f"), state=state, thinking=thinking, max_tokens=200) for _ in range(12)
+    ]
+    seen = set()
+    for _tokens, text, finish, _ in answers(items, seed=8):
+        thought, closed, rest = text.partition("</think>")
+        seen.add(bool(closed))
+        if finish == "stop":
+            assert json.loads(rest if closed else thought) in (True, False)
+    assert True in seen
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("budget", [1, 5, 30])
+def test_a_thought_ends_after_its_budget(asynchronous, budget):
+    ends = tuple(b"</think>")
+    thinking = Thinking("<think>", "</think>", True, budget, ends)
+    made, _ = session(asynchronous=asynchronous, seed=4)
+    item = ask("", thinking=thinking, max_tokens=60)
+    made.send(item)
+    made.run()
+    tokens, text, finish, _ = made.answer(item.id)
+    assert tokens[budget : budget + len(ends)] == list(ends)
+    assert text.index("</think>") == budget
+    assert made.deltas(item.id)[-1].reasoning_tokens == budget + len(ends)
+    assert (finish, len(tokens)) == ("length", 60)
+
+
+def test_a_budget_and_a_form():
+    thinking = Thinking("<think>", "</think>", True, 10, tuple(b"</think>"))
+    items = [ask(json_grammar({"enum": [1]}, "f"), state="open", thinking=thinking) for _ in range(8)]
+    for _, text, finish, _ in answers(items, seed=6, closing=0.0):
+        assert finish == "stop"
+        thought, _, rest = text.partition("</think>")
+        assert len(thought.encode()) <= 10 * 8
+        assert json.loads(rest) == 1
+
+
+def test_stop_strings_do_not_count_inside_a_thought():
+    made, _ = session(seed=1)
+    thinking = Thinking("<think>", "</think>", True, 20, tuple(b"</think>"))
+    inside, outside = (ask("", thinking=each, max_tokens=200, stop=tuple("abcdefghij")) for each in (thinking, None))
+    made.send(inside, outside)
+    made.run()
+    tokens, text, finish, stop = made.answer(inside.id)
+    assert len(tokens) > 28
+    assert (finish, stop in "abcdefghij") == ("stop", True)
+    assert any(letter in text.partition("</think>")[0] for letter in "abcdefghij")
+    assert len(made.answer(outside.id)[0]) < 28
+
+
+def test_control_tokens_are_no_text_unless_shown():
+    grammar = regex_grammar("(<control>|x){20}")
+    made, _ = session(seed=9, closing=0.0)
+    plain, shown = ask(grammar, max_tokens=200), ask(grammar, max_tokens=200, shown_tokens=(CONTROL,))
+    made.send(plain, shown)
+    made.run()
+    assert CONTROL not in made.answer(plain.id)[0]
+    assert CONTROL in made.answer(shown.id)[0]
+    assert "<control>" in made.answer(shown.id)[1]
+
+
+def test_a_grammar_that_is_none_is_refused():
+    made, _ = session()
+    item = Generate("bad", (1,), SamplingParams(max_tokens=4), grammar="start: nothing")
+    made.send(item)
+    made.run()
+    error = made.deltas("bad")[-1].error
+    assert (error.type, error.code) == ("RequestError", "invalid_grammar")
+
+
+def test_an_engine_without_grammars_refuses_them():
+    runner = RandomRunner(LIMITS, asynchronous=False, seed=0)
+    engine = Engine(
+        runner=runner, scheduler=Scheduler(LIMITS), text=Bytes(), eos=(EOS,), info=Ready(1000, 4, VOCAB, "t")
+    )
+    made = Session(engine=engine)
+    item = ask(json_grammar({}, "f"))
+    made.send(item)
+    made.run()
+    assert made.deltas(item.id)[-1].error.kind == "unsupported"
