@@ -19,11 +19,11 @@ def registry() -> Registry:
 
 @pytest.fixture
 def make(registry: Registry) -> Iterator[Make]:
-    """Build a model with flags, for instance ``make("tiny/llama", max_batch_size=8)``; closed at the end of the test."""
+    """Build a model in exact numerics, with flags, for instance ``make("tiny/llama", max_batch_size=8)``; closed at the end of the test."""
     with ExitStack() as stack:
 
         def built(model: object, **flags: object) -> Built:
-            given = {name: str(value) for name, value in {"hardware": "cpu", **flags}.items()}
+            given = {name: str(value) for name, value in {"hardware": "cpu", "numerics": "exact", **flags}.items()}
             result = build(read_settings({"model": str(model), **given}, {}), registry, Ledger(lambda progress: None))
             stack.callback(result.close)
             return result

@@ -11,6 +11,7 @@ from atlas_core.contracts.quant import QuantFormat
 from atlas_core.vocab.errors import CheckpointError
 from atlas_core.vocab.model import TensorInfo
 from atlas_quant_gguf.decode import DECODERS
+from atlas_quant_gguf.encode import ENCODERS
 from atlas_quant_gguf.formats import GgufFormat
 from atlas_quant_gguf.ggml import BY_NAME
 
@@ -56,7 +57,7 @@ def test_blocks_by_hand():
     assert FORMAT.decode("q8_0", half + bytes([0xFE] * 32), (1, 32)).tolist() == [[-1.0] * 32]
 
 
-@pytest.mark.parametrize("layout", ["q4_0", "q4_1", "q8_0"])
+@pytest.mark.parametrize("layout", ["q4_0", "q4_1", "q5_0", "q5_1", "q8_0"])
 @given(
     values=arrays.arrays(np.float32, (3, 32), elements=st.floats(-512, 512, width=32)),
     scale=st.sampled_from([1.0, 2.0**-6]),
@@ -69,6 +70,25 @@ def test_error_stays_within_the_bound(layout, values, scale):
     assert (error <= largest * FORMAT.error_bound(layout)).all()
 
 
+@pytest.mark.parametrize("layout", ["q4_k", "q5_k", "q6_k", "iq4_xs"])
+@given(
+    values=arrays.arrays(np.float32, (2, 256), elements=st.floats(-512, 512, width=32)),
+    shift=st.sampled_from([0.0, 300.0, -300.0]),
+)
+def test_error_of_large_blocks_stays_within_the_bound(layout, values, shift):
+    values = (values + np.float32(shift)).astype(np.float32)
+    values[:, 0] = 8  # keeps the block's scale a normal float16
+    decoded = FORMAT.decode(layout, FORMAT.encode(layout, values), values.shape)
+    error, largest = np.abs(decoded - values).max(axis=1), np.abs(values).max(axis=1)
+    assert (error <= largest * FORMAT.error_bound(layout)).all()
+
+
+def test_zeros_stay_zeros():
+    for layout in ENCODERS:
+        zeros = np.zeros((2, 256), np.float32)
+        np.testing.assert_array_equal(FORMAT.decode(layout, FORMAT.encode(layout, zeros), zeros.shape), zeros)
+
+
 def test_sizes_and_layouts_that_do_not_fit():
     with pytest.raises(CheckpointError, match="20 bytes are expected"):
         FORMAT.decode("q4_1", bytes(19), (32,))
@@ -77,9 +97,9 @@ def test_sizes_and_layouts_that_do_not_fit():
     with pytest.raises(CheckpointError, match="cannot be decoded"):
         FORMAT.decode("iq1_s", bytes(50), (256,))
     with pytest.raises(CheckpointError, match="only read"):
-        FORMAT.encode("q6_k", np.zeros((1, 256), np.float32))
+        FORMAT.encode("q2_k", np.zeros((1, 256), np.float32))
     with pytest.raises(CheckpointError, match="only read"):
-        FORMAT.error_bound("q6_k")
+        FORMAT.error_bound("q2_k")
     with pytest.raises(CheckpointError, match="multiple of 32"):
         FORMAT.encode("q8_0", np.zeros((2, 31), np.float32))
 

@@ -17,12 +17,13 @@ def mismatch(name: str, got: Array, want: Array, tolerance: Tolerance) -> str | 
     got, want = got.astype(np.float64), want.astype(np.float64)
     with np.errstate(invalid="ignore", over="ignore"):
         error = np.where(got == want, 0.0, np.abs(got - want))
-        bad = ~(error <= tolerance.absolute + tolerance.relative * np.abs(want)) & ~(
-            (got == want) | (np.isnan(got) & np.isnan(want))
-        )
+        row = np.sqrt(np.mean(want * want, axis=-1, keepdims=True)) if tolerance.of_row and want.size else 0.0
+        allowed = tolerance.absolute + tolerance.relative * np.abs(want) + tolerance.of_row * row
+        bad = ~(error <= allowed) & ~((got == want) | (np.isnan(got) & np.isnan(want)))
     if not bad.any():
         return None
     limit = f"; allowed {tolerance.absolute:g} + {tolerance.relative:g}·|expected|"
+    limit += f" + {tolerance.of_row:g}·(root mean square of the row)" if tolerance.of_row else ""
     return _tell(name, got, want, bad, np.where(np.isnan(error), np.inf, error)) + limit
 
 

@@ -11,7 +11,7 @@ from atlas_core.conformance.variant import Variant, live_shape, padded
 from atlas_core.contracts.backend import Event, GpuBackend, Graph, Stream
 from atlas_core.contracts.ops import BindContext, Buffer, OpImplementation, OpNeed, Packed
 from atlas_core.ops.arrays import floating, numpy_dtype, tiled_keys, untiled_keys
-from atlas_core.ops.contract import Case, Operand
+from atlas_core.ops.contract import Case, Operand, Tolerance
 from atlas_core.ops.step import COUNT_WORDS, Count
 from atlas_core.runtime.loader import STORED, pack_weight
 
@@ -188,16 +188,19 @@ class Execution:
             sentence = changed(f"input {operand.name}", got, old)
         elif operand.role == "out":
             live = got[: live_shape(case, operand.name)[0]]
-            sentence = mismatch(operand.name, _comparable(live), want[operand.name], self._variant.tolerance(operand))
+            sentence = mismatch(operand.name, _comparable(live), want[operand.name], self._tolerance(operand))
         else:
             meant = ~same(want[operand.name], before[operand.name])
             sentence = changed(operand.name, np.where(meant, old, got), old) or mismatch(
                 operand.name,
                 _comparable(np.where(meant, got, old)),
                 np.where(meant, want[operand.name], _comparable(old)),
-                self._variant.tolerance(operand),
+                self._tolerance(operand),
             )
         return [sentence] if sentence else []
+
+    def _tolerance(self, operand: Operand) -> Tolerance:
+        return self._variant.tolerance(operand, self._need.numerics)
 
     def _results(self, case: Case) -> dict[str, Array]:
         """The live part of everything that a run leaves behind."""

@@ -69,9 +69,10 @@ class Variant:
             return self.kv.dtype
         return operand.dtype or self.trial.first.dtypes.get(operand.name) or self.activation
 
-    def tolerance(self, operand: Operand) -> Tolerance:
+    def tolerance(self, operand: Operand, numerics: str = "exact") -> Tolerance:
         """How far this operand may be off: the op's word for the activation type or the operand's own, whichever is wider.
 
+        Fast numerics in float32 may round activations on the way, and be off by the op's share of a row besides.
         Raises KernelError when the op says nothing about either.
         """
         table = self.op.tolerances
@@ -81,7 +82,8 @@ class Variant:
                 f"{self.op.name} has no tolerance for {self.dtype(operand).value}", "its contract does not name one",
                 "declare the tolerance with the op",
             )  # fmt: skip
-        return Tolerance(max(t.relative for t in known), max(t.absolute for t in known))
+        of_row = self.op.fast_of_row if numerics == "fast" and self.activation == DType.F32 else 0.0
+        return Tolerance(max(t.relative for t in known), max(t.absolute for t in known), of_row)
 
     def weights(self) -> dict[str, Array]:
         """Weights as their layout can hold them, float32; both cases of a trial have the same."""

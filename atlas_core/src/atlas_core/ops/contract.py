@@ -32,10 +32,11 @@ class Operand:
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """|got - want| ≤ absolute + relative * |want|, elementwise. Both zero: equal bits."""
+    """|got - want| ≤ absolute + relative * |want| + of_row * (root mean square of the wanted row). All zero: equal bits."""
 
     relative: float
     absolute: float
+    of_row: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,8 @@ class Op:
     ``reference(arrays, attrs)`` reads live extents of the operands as numpy arrays (float32 for floating operands; caches as
     [layer, page, 2, head, token, dim]), stores ``out`` operands into ``arrays`` and changes ``inout`` ones in place.
     ``attrs`` names the constants every node must give (all fixed at capture). ``tolerances`` is keyed by activation type.
+    ``fast_of_row`` is what fast numerics in float32 may add to a tolerance's ``of_row``: activations rounded to 8 bits err in
+    proportion to the whole row. Narrower activation types have tolerances of their own.
     ``flops`` and ``bytes`` take (shapes, attrs) and count one execution at these shapes; bytes exclude packed weights.
     """
 
@@ -76,6 +79,7 @@ class Op:
     tolerances: Mapping[DType, Tolerance] = field(default_factory=dict)
     flops: Callable[[Mapping[str, tuple[int, ...]], Mapping[str, Any]], int] = lambda shapes, attrs: 0
     summary: str = ""
+    fast_of_row: float = 0.0
 
     def operand(self, name: str) -> Operand:
         """The operand called ``name``. Raises KeyError."""

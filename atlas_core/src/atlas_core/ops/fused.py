@@ -43,7 +43,10 @@ def compose(fused: FusedOp, ops: Mapping[str, Op]) -> Op:
             local.update({outer: part[inner] for inner, outer in call.operands.items()})
         arrays.update({name: local[name] for name in operands})
 
-    return Op(fused.name, tuple(operands.values()), attrs, reference, _tolerances(fused, ops), summary=_summary(fused))
+    return Op(
+        fused.name, tuple(operands.values()), attrs, reference, _tolerances(fused, ops), summary=_summary(fused),
+        fast_of_row=sum(ops[call.op].fast_of_row for call in fused.body),
+    )  # fmt: skip
 
 
 def _tolerances(fused: FusedOp, ops: Mapping[str, Op]) -> dict[DType, Tolerance]:

@@ -43,7 +43,7 @@ class KvAppend(_Cached):
 
 
 class PagedAttention(_Cached):
-    """One walk over the keys for 16 pairs of a token and a query head, in blocks of 64 absolute positions."""
+    """One walk over the keys for 24 pairs of a token and a query head, in blocks of 64 absolute positions."""
 
     op, x = "paged_attention", "q"
 

@@ -1,4 +1,4 @@
-"""The block formats of ggml: decoding in numpy, which is the truth about them, and encoding of the legacy ones."""
+"""The block formats of ggml: decoding in numpy, which is the truth about them, and encoding of most."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,7 +19,14 @@ _F16_STEP = 2.0**-11  # relative rounding of a float16 scale, for scales of at l
 _BOUNDS = {
     "q4_0": 1 / 8 + _F16_STEP,
     "q4_1": 2 / 15 / 2 + 3 * _F16_STEP,
+    "q5_0": 1 / 16 + _F16_STEP,
+    "q5_1": 2 / 31 / 2 + 3 * _F16_STEP,
     "q8_0": 1 / 127 / 2 + _F16_STEP,
+    # Of 256 weights; scales and minima are rounded up to a 63rd, 127th or 31st of the largest.
+    "q4_k": 2 / 15 / 2 * 64**2 / 63**2 + 3 * _F16_STEP,
+    "q5_k": 2 / 31 / 2 * 64**2 / 63**2 + 3 * _F16_STEP,
+    "q6_k": 1 / 31 / 2 * 128 / 127 + _F16_STEP,
+    "iq4_xs": 24 / 2 / 113 * 32 / 31 + _F16_STEP,
 }
 
 
@@ -66,7 +73,10 @@ class GgufFormat:
         return DECODERS[layout](blocks).reshape(shape)
 
     def encode(self, layout: str, values: np.ndarray) -> bytes:
-        """ggml's reference quantisation without an importance matrix, bit for bit. Raises CheckpointError for layouts that are only read."""
+        """Blocks of 32: ggml's reference quantisation without an importance matrix, bit for bit; of 256: nearest codes.
+
+        Raises CheckpointError for layouts that are only read.
+        """
         if layout not in ENCODERS:
             raise CheckpointError(
                 f"the GGUF layout {layout!r} is only read", f"written are {', '.join(ENCODERS)}", "choose one of them"

@@ -13,7 +13,7 @@ namespace {
 
 constexpr int kKeys = 64;  // positions in a block
 constexpr int kTiles = kKeys / kLanes;
-constexpr int kQueries = 16;  // pairs of a query and a head that share one walk over the keys
+constexpr int kQueries = 24;  // pairs of a query and a head that share one walk over the keys
 constexpr int kMaxDim = 256;
 
 ATLAS_INLINE int smaller(int a, int b) { return a < b ? a : b; }
