@@ -34,7 +34,9 @@ class ScriptedText:
         return SPELLINGS[token]
 
     def detokenizer(self, *, skip_special=True, shown=()):
-        return Detokenizer(lambda token: b"" if skip_special and token == EOS and token not in shown else SPELLINGS[token])
+        return Detokenizer(
+            lambda token: b"" if skip_special and token == EOS and token not in shown else SPELLINGS[token]
+        )
 
 
 class ScriptedRunner:

@@ -269,3 +269,34 @@ def test_closing_gives_everything_back():
     for graph in machine.captured:
         with pytest.raises(DeviceError, match="was destroyed"):
             machine.backend.launch_graph(graph, machine.stream)
+
+
+class Writes:
+    """A restriction that writes one word."""
+
+    def __init__(self, word):
+        self.word = word
+
+    def fill(self, row):
+        row[:] = self.word
+
+
+def test_masks_are_there_when_the_step_samples():
+    machine = Machine(asynchronous=True)
+    seen = []
+    step = machine._step
+
+    def look(bucket):
+        seen.append(machine.array(machine.states["mask"], np.uint32).reshape(LIMITS.layout.slots, -1).copy())
+        step(bucket)
+
+    machine._step = look
+    scheduler = Scheduler(LIMITS)
+    scheduler.submit(request("a"), seed=1, stop_ids=())
+    plan = scheduler.schedule()
+    first = machine.runner.launch(replace(plan, masks=((2, Writes(5)), (0, Writes(0xFFFFFFFF)))))
+    machine.runner.collect(first)
+    scheduler.complete(plan, [1])
+    machine.runner.collect(machine.runner.launch(replace(scheduler.schedule(), masks=((2, Writes(6)),))))
+    assert [masks[:, 0].tolist() for masks in seen] == [[0xFFFFFFFF, 0, 5, 0], [0xFFFFFFFF, 0, 6, 0]]
+    assert seen[0].shape[1] == -(-VOCAB // 32)

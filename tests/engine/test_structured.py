@@ -17,7 +17,7 @@ from atlas_core.scheduler.limits import Limits
 from atlas_core.scheduler.scheduler import Scheduler
 from atlas_core.text.detokenize import Detokenizer
 from atlas_core.text.grammar import choice_grammar, json_grammar, regex_grammar, whole_grammar
-from atlas_core.vocab.messages import Generate, Ready, Thinking
+from atlas_core.vocab.messages import Abort, Generate, Ready, Thinking
 from atlas_core.vocab.sampling import SamplingParams
 
 THINK = ReasoningSyntax("<think>", "</think>")
@@ -269,3 +269,11 @@ def test_an_engine_without_grammars_refuses_them():
     made.send(item)
     made.run()
     assert made.deltas(item.id)[-1].error.kind == "unsupported"
+
+
+def test_a_request_may_be_given_up_while_its_grammar_is_compiled():
+    made, _ = session()
+    item = ask(json_grammar({"type": "object"}, "f"))
+    made.send(item, Abort(item.id))
+    made.run()
+    assert made.answer(item.id)[1:3] == ("", "abort")
