@@ -65,5 +65,6 @@ def test_rings_are_as_deep_as_their_sources_are_compiled():
     streamed = {
         ("linear_gemv" if columns == 8 else f"linear_gemv_{columns}"): depth for columns, depth in DEPTHS.items()
     }
-    assert depths == streamed | {"norm_qkv": NORM_DEPTH, "norm_gate_up": NORM_DEPTH}
+    wanted = streamed | {"norm_qkv": NORM_DEPTH, "norm_gate_up": NORM_DEPTH}
+    assert depths == wanted | {f"{module}_f16": depth for module, depth in wanted.items()}
     assert {i.module for i in implementations() if i.module in depths} == set(depths)

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import subprocess
 from collections.abc import Sequence
 from dataclasses import replace
@@ -80,15 +81,26 @@ class GpuBuilds:
         """What was built of each module. Raises KernelError for a warning, a spill, or an entry that is not as declared."""
         if (hardware, arch) not in self._records:
             self.compiler()
+            self._seed(hardware, arch)
             builder = Builder(self.tree, self.places, {"nvidia": self.target}, workers=os.cpu_count() or 1)
             built = builder.build(Job(hardware, arch, COMMON))
             self._records[hardware, arch] = {one.module: one.record for one in built}
         return self._records[hardware, arch]
 
+    def _seed(self, hardware: str, arch: str) -> None:
+        """Offer the binaries of a machine that declares ``arch`` to one that does not: those of inherited modules are equal."""
+        folder = self._folder(hardware, arch)
+        for name, machine in self.tree.hardware.items():
+            if arch in machine.manifest.archs and name != hardware and not folder.exists():
+                self.records(name, arch)
+                shutil.copytree(self._folder(name, arch), folder)
+
+    def _folder(self, hardware: str, arch: str) -> Path:
+        return self.places.compiled(self.tree.require(hardware).package, hardware, arch, COMMON)
+
     def path(self, hardware: str, arch: str, module: str) -> Path:
         """The binary of a module."""
-        record = self.records(hardware, arch)[module]
-        return self.places.compiled(self.tree.require(hardware).package, hardware, arch, COMMON) / record.file
+        return self._folder(hardware, arch) / self.records(hardware, arch)[module].file
 
     def cubin(self, hardware: str, arch: str, module: str) -> Cubin:
         """The binary, read."""

@@ -1,6 +1,7 @@
 """Streaming kernels with rings that fit 99 KB of shared memory. Names are those of the NVIDIA baseline, which these replace."""
 
 from atlas_core.contracts.ops import OpImplementation, OpNeed
+from atlas_nvidia.implementations.base import ELEMENTS
 from atlas_nvidia.implementations.fused import COLUMNS, NormGateUpSilu, NormQkvRopeAppend
 from atlas_nvidia.implementations.linear import DEPTH, Streamed, streaming_bytes
 
@@ -38,7 +39,11 @@ class ShallowNormGateUp(NormGateUpSilu):
 def implementations() -> list[OpImplementation]:
     """What this machine does otherwise than the baseline."""
     return [
-        ShallowNormQkv(),
-        ShallowNormGateUp(),
-        *(ShallowStreamed(columns, residual) for columns in DEPTHS for residual in (False, True)),
+        made
+        for element in ELEMENTS
+        for made in (
+            ShallowNormQkv(element),
+            ShallowNormGateUp(element),
+            *(ShallowStreamed(columns, residual, element) for columns in DEPTHS for residual in (False, True)),
+        )
     ]
