@@ -90,12 +90,13 @@ class CpuComputeTarget:
         )
 
     def _describe(self, command: tuple[str, ...]) -> Compiler:
-        line = (
-            run_compiler([*command, "--version"], "Asking the C++ compiler for its version").partition("\n")[0].strip()
-        )
         if "ziglang" in command or Path(command[0]).name == "zig":
+            # Not "zig c++ --version", which never ends where its cache cannot be written.
             zig = command[: command.index("c++")] if "c++" in command else command
-            line = f"zig {run_compiler([*zig, 'version'], 'Asking zig for its version').strip()}, {line}"
+            line = f"zig {run_compiler([*zig, 'version'], 'Asking zig for its version').strip()}, its clang"
+        else:
+            told = run_compiler([*command, "--version"], "Asking the C++ compiler for its version")
+            line = told.partition("\n")[0].strip()
         flags = " ".join((*_FLAGS, *_FAMILY_FLAGS[_family(line)]))
         return Compiler(command, f"{line}; {flags}")
 
