@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-IGNORED = {".git", ".venv", "dist", "_compiled", "__pycache__"}
+IGNORED = {".git", ".hypothesis", ".venv", "dist", "_compiled", "__pycache__"}
 
 
 @pytest.fixture(scope="session")
