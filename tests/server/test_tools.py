@@ -208,14 +208,14 @@ def test_what_is_refused_names_the_field(server, body, field):
 
 
 def test_a_syntax_without_a_grammar_refuses_to_force(server):
-    running = server(CALL, dialect="qwen3_coder")
+    running = server(CALL, dialect="glm4")
     for more, field in (
         ({"tool_choice": "required"}, "tool_choice"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
     ):
         response = running.http.post("/v1/chat/completions", json={"messages": [USER], "tools": [TOOL], **more})
         assert (response.status_code, response.json()["error"]["param"]) == (400, field)
-        assert "qwen3_coder" in response.json()["error"]["message"]
+        assert "glm4" in response.json()["error"]["message"]
 
 
 def test_a_model_that_calls_no_tools(server):

@@ -9,6 +9,7 @@ from llguidance import LLMatcher
 
 from atlas_core.contracts.dialect import ReasoningSyntax, Tool
 from atlas_core.text.dialect import forced
+from atlas_core.text.dialect.tags import MINIMAX, QWEN3_CODER
 from atlas_core.text.grammar import check, json_grammar, whole_grammar
 from atlas_core.text.json_schema import ANNOTATIONS, ENFORCED, MAX_BYTES, checked
 from atlas_core.vocab.errors import RequestError
@@ -143,6 +144,38 @@ def test_calls_that_are_forced():
     assert accepts(either, CALL)
     bare = whole_grammar([forced.bare(tools("x"), True, key="parameters")], None, "closed")
     assert accepts(bare, '{"name": "a.b-c", "parameters": {"x": 1}}; {"name": "none", "parameters": {}}')
+
+
+QWEN = (
+    "<tool_call>\n<function=edit>\n<parameter=path>\nx y\n\n</parameter>\n<parameter=mode>\nw\n</parameter>\n<parameter=lines>\n[1, 2]\n"
+    "</parameter>\n</function>\n</tool_call>"
+)
+EDIT = {
+    "type": "object", "required": ["path", "mode"],
+    "properties": {"path": {"type": "string"}, "mode": {"type": "string", "enum": ["r", "w"]}, "lines": {"$ref": "#/$defs/L"}},
+    "$defs": {"L": {"type": "array", "items": {"type": "integer"}}},
+}  # fmt: skip
+
+
+def test_calls_in_tags_that_are_forced():
+    whole = whole_grammar(
+        [forced.tagged([Tool("edit", EDIT), Tool("ping", {})], True, tags=QWEN3_CODER)], None, "closed"
+    )
+    assert accepts(whole, QWEN)
+    assert accepts(whole, QWEN + "\n<tool_call>\n<function=ping>\n</function>\n</tool_call>")
+    assert accepts(whole, QWEN.replace("<parameter=lines>\n[1, 2]\n</parameter>\n", ""))
+    assert not accepts(whole, QWEN.replace("\nw\n", "\na\n"))
+    assert not accepts(whole, QWEN.replace("[1, 2]", '["1"]'))
+    assert not accepts(whole, QWEN.replace("<parameter=path>\nx y\n\n</parameter>\n", ""))
+    minimax = whole_grammar([forced.tagged([Tool("edit", EDIT)], False, tags=MINIMAX)], None, "closed")
+    text = '<minimax:tool_call>\n<invoke name="edit">\n<parameter name="path">x</parameter>\n<parameter name="mode">r</parameter>\n</invoke>\n</minimax:tool_call>'
+    assert accepts(minimax, text)
+    for schema, keyword in (({"type": "string", "maxLength": 3}, "maxLength"), ({"type": "integer", "not": {}}, "not")):
+        with pytest.raises(RequestError) as caught:
+            forced.tagged([Tool("f", {"properties": {"a": schema}})], True, tags=QWEN3_CODER)
+        assert keyword in caught.value.what
+    mistral = whole_grammar([forced.mistral(tools("x"), True)], None, "closed")
+    assert accepts(mistral, '[TOOL_CALLS]a.b-c[ARGS]{"x": 1}[TOOL_CALLS]none[ARGS]{}')
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,11 @@ class Qwen3Coder(Known):
 
     name = "qwen3_coder"
     shown = ("<tool_call>", "<function=", "<parameter=")
-    tools = Syntax(partial(tags.TagParser, tags.QWEN3_CODER), (*tags.QWEN3_CODER.opening, *tags.QWEN3_CODER.closing))
+    tools = Syntax(
+        partial(tags.TagParser, tags.QWEN3_CODER),
+        (*tags.QWEN3_CODER.opening, *tags.QWEN3_CODER.closing),
+        force=partial(forced.tagged, tags=tags.QWEN3_CODER),
+    )
 
 
 class Qwen3Xml(Known):
@@ -86,7 +90,11 @@ class MiniMaxXml(Known):
 
     name = "minimax_xml"
     shown = ("minimax:tool_call", "<invoke")
-    tools = Syntax(partial(tags.TagParser, tags.MINIMAX), (*tags.MINIMAX.opening, *tags.MINIMAX.closing))
+    tools = Syntax(
+        partial(tags.TagParser, tags.MINIMAX),
+        (*tags.MINIMAX.opening, *tags.MINIMAX.closing),
+        force=partial(forced.tagged, tags=tags.MINIMAX),
+    )
 
 
 class Mistral(Known):
@@ -94,7 +102,12 @@ class Mistral(Known):
 
     name = "mistral"
     shown = ("[TOOL_CALLS]",)
-    tools = Syntax(mistral.MistralParser, (mistral.OPEN, mistral.ARGUMENTS, mistral.CALL_ID), call_id_length=9)
+    tools = Syntax(
+        mistral.MistralParser,
+        (mistral.OPEN, mistral.ARGUMENTS, mistral.CALL_ID),
+        call_id_length=9,
+        force=forced.mistral,
+    )
 
 
 class Llama3Json(Known):
