@@ -1,13 +1,17 @@
 """Tiny random checkpoints of the Qwen family against logits computed by the reference implementation in float32."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from atlas_core.assembly.explain import explain
 from atlas_core.engine.forced import forced_logits
+from atlas_core.plugins import Registry
 from atlas_core.scheduler.scheduler import Scheduler
+from atlas_core.settings import read_settings
 from atlas_core.vocab.messages import Generate
 from atlas_core.vocab.sampling import SamplingParams
 
@@ -170,3 +174,22 @@ def test_random_weights_of_every_layer_kind(make: Any, family: str) -> None:
     (logits,) = forced_logits(built.runner, built.limits, [list(range(8))], chunk=8)
     assert np.isfinite(logits).all()
     assert logits.std(axis=0).max() > 0
+
+
+def test_the_plan_shows_states_beside_pages(registry: Registry) -> None:
+    settings = read_settings({"model": str(TINY / "qwen3_next"), "hardware": "cpu", "max_batch_size": "3"}, {})
+    found = explain(registry, settings)
+    assert [*found["caches"]] == ["cache.attention"]
+    assert found["states"] == {
+        "linear.convolution": {"layers": 3, "slots": 3, "shape": [3, 128]},
+        "linear.delta": {"layers": 3, "slots": 3, "shape": [4, 16, 16]},
+    }
+
+
+def test_checkpoints_that_go_under_another_name(make: Any, tmp_path: Path) -> None:
+    for file in (TINY / "qwen3_5_moe").iterdir():
+        if not file.name.startswith("config"):
+            (tmp_path / file.name).symlink_to(file)
+    config = json.loads((TINY / "qwen3_5_moe" / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "model_type": "qwen3_6_moe"}))
+    assert make(tmp_path).model.spec == make(TINY / "qwen3_5_moe").model.spec

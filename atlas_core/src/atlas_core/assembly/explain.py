@@ -59,6 +59,11 @@ def describe(registry: Registry, model: Model, machine: Machine, plan: StepPlan)
             group: {"layout": kv.name, "dtype": kv.dtype.value, "page_tokens": kv.page_tokens}
             for group, kv in plan.choices.caches.items()
         },
+        "states": {
+            cache.group: {"layers": cache.layers, "slots": plan.layout.slots.slots, "shape": list(cache.state_shape)}
+            for cache in spec.caches
+            if not cache.paged
+        },
         "settings": [{"name": n, "value": v, "source": s} for n, v, s in plan.settings.rows()],
         "plugins": [_plugin(dist, version) for dist, version in registry.identity()],
         "buckets": [_bucket(planned, bandwidth) for planned in plan.buckets],

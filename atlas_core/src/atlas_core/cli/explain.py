@@ -51,6 +51,9 @@ def text(found: dict[str, Any]) -> Iterator[str]:
         yield f"layout     {row['weights']} weights {row['stored']}{changed}, {row['packing']}, {row['bytes'] / 2**20:.1f} MiB"
     for group, cache in found["caches"].items():
         yield f"cache      {group}: {cache['layout']}, pages of {cache['page_tokens']} tokens"
+    for group, state in found["states"].items():
+        size = " × ".join(map(str, state["shape"]))
+        yield f"state      {group}: {size} floats, {state['layers']} layers, {state['slots']} sequences"
     for bucket in found["buckets"]:
         yield ""
         yield (
