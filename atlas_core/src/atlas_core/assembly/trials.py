@@ -18,7 +18,6 @@ from atlas_core.plugins.load import load
 from atlas_core.plugins.probe import Prober
 from atlas_core.runtime.null import NullBackend
 from atlas_core.settings import Settings
-from atlas_core.vocab.dtype import DType
 from atlas_core.vocab.errors import ResolveError
 from atlas_core.vocab.target import Target
 
@@ -67,7 +66,10 @@ def support_of_hardware(registry: Registry, hardware: str, text: str) -> Iterato
     """What every hardware that matches would take. Needs no device."""
     for name in _matching(registry, hardware):
         machine = choose_machine(registry, name)
-        yield machine.name, run.support(_subject(machine, cast("GpuBackend", NullBackend())), _options(registry, machine, text))
+        yield (
+            machine.name,
+            run.support(_subject(machine, cast("GpuBackend", NullBackend())), _options(registry, machine, text)),
+        )
 
 
 def _matching(registry: Registry, hardware: str) -> list[str]:
@@ -114,4 +116,4 @@ def _options(registry: Registry, machine: Machine, text: str) -> run.Options:
     for name, declaration in sorted(registry.quant_formats.items()):
         if declaration.weights and name != "plain":
             codecs += codecs_of(load(declaration.weights, registry.quant_formats.owner(name).dist)())
-    return run.Options(text, (DType(settled(Settings(), machine).dtype),), codecs)
+    return run.Options(text, codecs=codecs)

@@ -146,7 +146,7 @@ class Tiled(_Linear):
         ):
             splits *= 2
         # Tokens vary fastest, so that blocks that run together share weights in the L2 cache.
-        geometry = Geometry((across, down, splits), (2 * (self.rows // 32) * 32, 1, 1), self._shared())
+        geometry = Geometry((across, down, splits), (2 * self.edge, 1, 1), self._shared())
         return self.launch(context, geometry, self.arguments(need, context), cluster=(1, 1, splits))
 
     def _shared(self) -> int:

@@ -19,8 +19,7 @@ constexpr float LOG2E = 1.4426950408889634f;
 __device__ inline void wait_for_predecessor() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
 // Lets the successor begin as soon as every block has begun; it then asks for its weights while this kernel still
-// works. For kernels with one block on every processor and no room for a second; others let their successors in as
-// their blocks end.
+// works. No kernel here leaves room for so many of its own blocks on one processor that its successor's pile up there.
 __device__ inline void admit_successor() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
 // Weights are read once a step: they pass by the L1 cache.

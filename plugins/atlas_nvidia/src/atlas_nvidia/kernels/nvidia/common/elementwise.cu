@@ -36,6 +36,7 @@ embed(const int32_t* counts, int32_t live_word, const int32_t* tokens, const uin
 // Rows of the residual stream, as they are.
 extern "C" __global__ void __launch_bounds__(256)
 gather_rows(const int32_t* counts, int32_t live_word, const int32_t* index, const float* x, float* y, int32_t width) {
+    admit_successor();
     wait_for_predecessor();
     const Place p = place(counts[live_word], width);
     if (!p.live) return;
@@ -47,6 +48,7 @@ gather_rows(const int32_t* counts, int32_t live_word, const int32_t* index, cons
 // Onto the residual stream.
 extern "C" __global__ void __launch_bounds__(256)
 add(const int32_t* counts, int32_t live_word, const float* x, const uint16_t* z, float* y, int32_t width) {
+    admit_successor();
     wait_for_predecessor();
     const Place p = place(counts[live_word], width);
     if (!p.live) return;
@@ -61,6 +63,7 @@ add(const int32_t* counts, int32_t live_word, const float* x, const uint16_t* z,
 extern "C" __global__ void __launch_bounds__(256)
 bias_add(const int32_t* counts, int32_t live_word, const uint16_t* x, const void* bias, uint16_t* y, int32_t width,
          int32_t bias_type) {
+    admit_successor();
     wait_for_predecessor();
     const Place p = place(counts[live_word], width);
     if (!p.live) return;
@@ -75,6 +78,7 @@ bias_add(const int32_t* counts, int32_t live_word, const uint16_t* x, const void
 extern "C" __global__ void __launch_bounds__(256)
 silu_mul(const int32_t* counts, int32_t live_word, const uint16_t* gate, const uint16_t* up, uint16_t* y,
          int32_t width) {
+    admit_successor();
     wait_for_predecessor();
     const Place p = place(counts[live_word], width);
     if (!p.live) return;

@@ -12,6 +12,7 @@ logprobs(const int32_t* counts, const float* logits, const int32_t* sampled, con
          const int32_t* row_slot, const int32_t* slots, float* values, int32_t* ids, int32_t vocabulary,
          int32_t slot_stride) {
     __shared__ RowShared shared;
+    admit_successor();
     wait_for_predecessor();
     const int index = blockIdx.x / ROW_BLOCKS;
     if (index >= counts[ATLAS_ROWS]) return;

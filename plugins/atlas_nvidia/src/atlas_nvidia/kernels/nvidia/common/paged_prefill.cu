@@ -29,6 +29,7 @@ paged_prefill(const int32_t* counts, const uint16_t* q, const int32_t* cu_q, con
               const int32_t* slots, const uint16_t* cache, uint16_t* y, int32_t q_heads, int32_t kv_heads,
               int32_t page_tokens, int32_t slot_stride, int32_t table_offset, int32_t window, float scale) {
     extern __shared__ __align__(128) unsigned char shared[];
+    admit_successor();
     wait_for_predecessor();
     const int sequences = counts[ATLAS_SEQUENCES];
     int row = 0, tile = blockIdx.x;

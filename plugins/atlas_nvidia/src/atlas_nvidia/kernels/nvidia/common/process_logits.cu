@@ -12,6 +12,7 @@ process_logits(const int32_t* counts, const float* logits, const int32_t* sample
                const int32_t* slots, const int32_t* penalty, const uint32_t* mask, float* y, int32_t vocabulary,
                int32_t slot_stride, int32_t bias_start) {
     __shared__ float value[CHUNK];
+    admit_successor();
     wait_for_predecessor();
     const int index = blockIdx.y, first = blockIdx.x * CHUNK, end = min(first + CHUNK, vocabulary);
     if (index >= counts[ATLAS_ROWS]) return;

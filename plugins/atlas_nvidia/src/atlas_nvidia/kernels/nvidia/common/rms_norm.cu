@@ -7,6 +7,7 @@ extern "C" __global__ void __launch_bounds__(256)
 rms_norm(const int32_t* counts, int32_t live_word, const float* x, const void* weight, uint16_t* y, int32_t width,
          float eps, int32_t weight_type) {
     __shared__ float partial[8];
+    admit_successor();
     wait_for_predecessor();
     const int row = blockIdx.x;
     if (row >= counts[live_word]) return;

@@ -7,6 +7,7 @@ using namespace atlas;
 extern "C" __global__ void __launch_bounds__(256)
 rope(const int32_t* counts, const uint16_t* x, const int32_t* positions, const float* inv_freq, uint16_t* y,
      int32_t heads, int32_t head_dim, int32_t half, float scale) {
+    admit_successor();
     wait_for_predecessor();
     const int pairs = head_dim - half;  // rotated pairs, then single dimensions
     const int64_t index = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
@@ -32,6 +33,7 @@ extern "C" __global__ void __launch_bounds__(256)
 kv_append(const int32_t* counts, const uint16_t* k, const uint16_t* v, const int32_t* positions,
           const int32_t* token_row, const int32_t* row_slot, const int32_t* slots, uint16_t* cache, int32_t kv_heads,
           int32_t head_dim, int32_t page_tokens, int32_t slot_stride, int32_t table_offset) {
+    admit_successor();
     wait_for_predecessor();
     const int width = kv_heads * head_dim;
     const int64_t index = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * 8;

@@ -105,6 +105,7 @@ extern "C" __global__ void __launch_bounds__(ROW_THREADS, 1)
 sample(const int32_t* counts, const float* logits, const int32_t* sample_row, const int32_t* row_slot,
        const int32_t* cu_q, const int32_t* slots, int32_t* sampled, int32_t vocabulary, int32_t slot_stride) {
     __shared__ RowShared shared;
+    admit_successor();
     wait_for_predecessor();
     const int index = blockIdx.x / ROW_BLOCKS;
     if (index >= counts[ATLAS_ROWS]) return;

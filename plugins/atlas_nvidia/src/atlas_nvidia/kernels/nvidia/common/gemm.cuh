@@ -1,0 +1,103 @@
+// y = x · weightᵀ (+ residual) for many tokens: tiles of TILE_M tokens and TILE_N weight rows on the tensor cores,
+// GEMM_STAGES stages of 64 summed elements in shared memory. Rows of 128 bytes are swizzled by 16-byte pieces, so that
+// neither the copies nor the products meet bank conflicts. Where tiles are few, the blocks of a cluster share out the
+// summed dimension of one tile, and each stores some of its tokens.
+#pragma once
+#include <cooperative_groups.h>
+
+#include "device.cuh"
+
+#ifndef TILE_M
+#define TILE_M 64
+#endif
+#ifndef GEMM_STAGES
+#define GEMM_STAGES 4
+#endif
+
+namespace atlas {
+
+constexpr int TILE_N = 128, GEMM_DEPTH = 64, GEMM_THREADS = 2 * TILE_M;
+constexpr int X_BYTES = TILE_M * GEMM_DEPTH * 2, STAGE_BYTES = X_BYTES + TILE_N * GEMM_DEPTH * 2;
+constexpr int SUM_STRIDE = TILE_N + 8;  // floats: rows of finished sums, apart by a quarter of the banks
+static_assert(TILE_M * SUM_STRIDE * 4 <= GEMM_STAGES * STAGE_BYTES, "finished sums lie where the stages were");
+
+// Where 8 elements of a row lie in a tile of rows of 128 bytes, which is aligned to 1024.
+__device__ inline uint32_t piece(uint32_t tile, int row, int index) {
+    return tile + row * GEMM_DEPTH * 2 + ((index ^ (row & 7)) * 16);
+}
+
+// Rows [first, first + COUNT) of a matrix of `rows` rows, columns from k on; zeros outside.
+template <int COUNT>
+__device__ inline void fetch_tile(uint32_t tile, const uint16_t* matrix, int first, int rows, int k, int width) {
+    constexpr int PIECES = GEMM_DEPTH / 8;
+#pragma unroll
+    for (int e = threadIdx.x; e < COUNT * PIECES; e += GEMM_THREADS) {
+        const int row = e / PIECES, index = e % PIECES, column = k + index * 8;
+        const bool valid = first + row < rows && column < width;
+        const int64_t element = valid ? static_cast<int64_t>(first + row) * width + column : 0;
+        copy_async(piece(tile, row, index), matrix + element, valid);
+    }
+}
+
+// Product: publish() follows this thread's copies and precedes a barrier; multiply(x tile, weight tile) adds one stage
+// and has read it when it returns; put(sums) writes what this thread holds of the tile, [TILE_M][SUM_STRIDE].
+template <class Product>
+__device__ inline void gemm(const int32_t* counts, int32_t live_word, const uint16_t* x, const uint16_t* weight,
+                            const float* residual, void* y, int rows, int width, int y_f32, unsigned char* shared) {
+    admit_successor();
+    const int live = counts[live_word], m0 = blockIdx.x * TILE_M, n0 = blockIdx.y * TILE_N;
+    if (m0 >= live) {
+        wait_for_predecessor();
+        return;
+    }
+    cooperative_groups::cluster_group cluster = cooperative_groups::this_cluster();
+    const int splits = gridDim.z, split = blockIdx.z;
+    const uint32_t base = shared_address(shared);
+    const int all_steps = (width + GEMM_DEPTH - 1) / GEMM_DEPTH, each = (all_steps + splits - 1) / splits;
+    const int first_step = split * each, steps = max(0, min(each, all_steps - first_step));
+    auto stage_x = [&](int step) {
+        const uint32_t tile = base + step % GEMM_STAGES * STAGE_BYTES;
+        if (step < steps) fetch_tile<TILE_M>(tile, x, m0, live, (first_step + step) * GEMM_DEPTH, width);
+    };
+    auto stage_weight = [&](int step) {
+        const uint32_t tile = base + step % GEMM_STAGES * STAGE_BYTES + X_BYTES;
+        if (step < steps) fetch_tile<TILE_N>(tile, weight, n0, rows, (first_step + step) * GEMM_DEPTH, width);
+    };
+    // Groups complete in order, and the first one holds all the weights so far: the loop below needs no other start.
+    for (int s = 0; s < GEMM_STAGES - 1; ++s) stage_weight(s);
+    wait_for_predecessor();
+    for (int s = 0; s < GEMM_STAGES - 1; ++s) {
+        stage_x(s);
+        commit_copies();
+    }
+    Product product;
+    for (int step = 0; step < steps; ++step) {
+        wait_copies<GEMM_STAGES - 2>();
+        product.publish();
+        __syncthreads();
+        stage_weight(step + GEMM_STAGES - 1);
+        stage_x(step + GEMM_STAGES - 1);
+        commit_copies();
+        const uint32_t tile = base + step % GEMM_STAGES * STAGE_BYTES;
+        product.multiply(tile, tile + X_BYTES);
+    }
+    wait_copies<0>();
+    __syncthreads();
+    float* sums = reinterpret_cast<float*>(shared);
+    product.put(sums);
+    cluster.sync();
+    const int tokens = min(TILE_M, live - m0);
+    for (int e = threadIdx.x; e < (TILE_M / splits) * TILE_N; e += GEMM_THREADS) {
+        const int token = e / TILE_N * splits + split, row = n0 + e % TILE_N;
+        if (token >= tokens || row >= rows) continue;
+        const int64_t element = static_cast<int64_t>(m0 + token) * rows + row;
+        const int place = token * SUM_STRIDE + e % TILE_N;
+        float value = residual ? residual[element] : 0.0f;
+        for (int s = 0; s < splits; ++s) value += cluster.map_shared_rank(sums, s)[place];
+        if (y_f32) static_cast<float*>(y)[element] = value;
+        else static_cast<uint16_t*>(y)[element] = narrow(value);
+    }
+    cluster.sync();  // nobody leaves while others still read its shared memory
+}
+
+}  // namespace atlas
