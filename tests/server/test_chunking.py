@@ -1,14 +1,18 @@
 """However the engine cuts an answer into deltas, and whatever is asked for, the stream says what the whole answer says."""
 
 import json
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from atlas_core.contracts.dialect import Tool
+from atlas_core.server.answer import Reading
 from atlas_core.server.chat import Chat
 from atlas_core.server.completions import Completions
 from atlas_core.server.sse import DONE, event
 from atlas_core.server.turn import Output, Prompt, Turn
+from atlas_core.text.dialect.dialects import Hermes, Think
 from atlas_core.vocab.messages import Delta, Generate, Position, TokenLogprob
 from atlas_core.vocab.sampling import SamplingParams
 
@@ -88,6 +92,56 @@ def test_chat(case):
         assert entries == (wanted["logprobs"] or {"content": []})["content"]
         assert [token for choice in mine for token in choice.get("token_ids", [])] == wanted.get("token_ids", [])
     assert [chunk["prompt_token_ids"] for chunk in chunks if "prompt_token_ids" in chunk] == [[1, 2]] * turn.token_ids
+
+
+WORDS = [
+    "<think>",
+    "</think>",
+    "\n",
+    "ok ",
+    "<tool_call>\n",
+    '{"name": "f", "arguments": ',
+    '{"a": [1, "é😀"]}',
+    "}",
+    "\n</tool_call>",
+    "<",
+]
+READING = Reading((Tool("f"),), Hermes.tools, Think.reasoning)
+
+
+@given(words=st.lists(st.sampled_from(WORDS), max_size=12), data=st.data())
+def test_calls_and_thoughts(words, data):
+    """Whatever the model writes, and however it comes, a client that puts the pieces together has the whole answer."""
+    text = "".join(words).encode()
+    finish = data.draw(st.sampled_from(["stop", "length"]))
+    opening = data.draw(st.sampled_from(["open", "closed", "unsaid"]))
+    turn = Turn(
+        "id", 1, "m", "f", (Prompt((1, 2), opening=opening),), 1, (Generate("id-0", (1, 2), SamplingParams()),), reading=READING,
+        token_ids=True,
+    )  # fmt: skip
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
+    pairs, sent = [], ""
+    for low, high in zip([0, *cuts], [*cuts, len(text)], strict=True):
+        readable = text[:high].decode(errors="ignore")
+        pairs.append((0, Delta("id-0", tuple(text[low:high]), readable[len(sent) :], completion_tokens=high)))
+        sent = readable
+    pairs[-1] = 0, replace(pairs[-1][1], finish=finish)
+    chunks, body = stream(Chat(), turn, pairs)
+    (wanted,) = body["choices"]
+    content, reasoning, calls, tokens = "", "", [], []
+    for choice in (chunk["choices"][0] for chunk in chunks):
+        content += choice["delta"].get("content") or ""
+        reasoning += choice["delta"].get("reasoning_content") or ""
+        tokens += choice.get("token_ids", [])
+        for piece in choice["delta"].get("tool_calls", ()):
+            if piece["index"] == len(calls):
+                calls.append({"name": piece["function"]["name"], "arguments": ""})
+            calls[piece["index"]]["arguments"] += piece["function"]["arguments"]
+    message = wanted["message"]
+    assert (content, reasoning) == (message["content"] or "", message.get("reasoning_content", ""))
+    assert calls == [call["function"] for call in message.get("tool_calls", ())]
+    assert chunks[-1]["choices"][0]["finish_reason"] == wanted["finish_reason"]
+    assert tokens == wanted["token_ids"] == list(text)
 
 
 @given(turns())

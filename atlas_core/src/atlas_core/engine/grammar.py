@@ -142,7 +142,9 @@ class _Table:
             ids = self._vocabulary.encode(data.decode(), add_special=False, parse_special=False)
         except (UnicodeDecodeError, AtlasError):
             return self._greedy(data)
-        return ids if b"".join(self.tokens[token] for token in ids) == data else self._greedy(data)
+        if max(ids, default=0) >= len(self.tokens) or b"".join(self.tokens[token] for token in ids) != data:
+            return self._greedy(data)
+        return ids
 
     def _greedy(self, data: bytes) -> list[int]:
         """The longest token at each place; bytes that no token has are left out, and llguidance then forces nothing there."""
