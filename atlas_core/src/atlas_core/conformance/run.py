@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from itertools import chain
 from statistics import median
 
+import numpy as np
+
 from atlas_core.conformance.codecs import WeightCodec, plain_codecs
 from atlas_core.conformance.decoder import LARGE_SHAPES, SHAPES, Recorded, record_decoder
 from atlas_core.conformance.execution import Execution
@@ -13,6 +15,7 @@ from atlas_core.conformance.results import Report, Result, Status, Timing, resul
 from atlas_core.conformance.variant import Variant, live_shape, variants, with_caches
 from atlas_core.contracts.backend import GpuBackend
 from atlas_core.contracts.ops import FusedOp, OpImplementation
+from atlas_core.ops.arrays import floating
 from atlas_core.ops.cases import GENERATORS, trials
 from atlas_core.ops.contract import Op
 from atlas_core.ops.fused import compose
@@ -236,15 +239,22 @@ def _timed(
 
 
 def _traffic(execution: Execution, variant: Variant) -> int:
-    """Bytes that must cross memory at least once: live activations, the pages in use, weights, or the rows of a table looked up."""
+    """Bytes that must cross memory at least once.
+
+    Live activations, the pages in use, states of live sequences there and back, weights, but of tables and experts only those
+    that somebody looks up.
+    """
     case = variant.trial.first
     total = 0
     for operand in variant.op.operands:
         nbytes = execution.buffers()[operand.name].nbytes
         shape = live_shape(case, operand.name)
-        if operand.kind in ("input", "state"):
+        recurrent = operand.kind == "state" and floating(variant.dtype(operand))
+        if operand.kind in ("input", "state") and not recurrent:
             continue
-        if operand.kind == "activation":
+        if recurrent:
+            nbytes = nbytes // (shape[0] * shape[1]) * 2 * case.sequences
+        elif operand.kind == "activation":
             elements = 1
             for extent in shape:
                 elements *= extent
@@ -255,6 +265,8 @@ def _traffic(execution: Execution, variant: Variant) -> int:
             nbytes //= shape[0]
         elif variant.op.name == "embed":
             nbytes = nbytes // shape[0] * case.tokens
+        elif variant.op.name == "moe_experts":
+            nbytes = nbytes // shape[0] * len(np.unique(case.arrays["experts"]))
         total += nbytes
     return total
 
