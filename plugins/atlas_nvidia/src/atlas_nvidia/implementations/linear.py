@@ -38,6 +38,10 @@ def streaming_bytes(columns: int, depth: int = DEPTH) -> int:
     return 8 * depth * 2048 + 2 * 8 * ROWS * columns * 4
 
 
+_TILES_TOGETHER = 2
+"""Blocks of the tiled kernel that one processor of a data-centre machine has room for; elsewhere they take turns."""
+
+
 class _Linear(Implementation):
     """Both ops: ``residual`` tells whether a sum with the residual stream follows."""
 
@@ -141,7 +145,7 @@ class Tiled(_Linear):
         splits, steps = 1, -(-width // self.depth)
         while (
             splits < self.max_splits
-            and across * down * splits * 2 <= context.workers
+            and across * down * splits * 2 <= _TILES_TOGETHER * context.workers
             and steps >= self.min_steps * splits * 2
         ):
             splits *= 2

@@ -26,21 +26,39 @@ __device__ inline uint32_t piece(uint32_t tile, int row, int index) {
     return tile + row * GEMM_DEPTH * 2 + ((index ^ (row & 7)) * 16);
 }
 
-// Rows [first, first + COUNT) of a matrix of `rows` rows, columns from k on; zeros outside.
+// The 16-byte pieces of a tile's rows [first, first + COUNT) that this thread copies: one column of pieces, every
+// GEMM_THREADS / 8 rows. Zeros stand for rows and columns that the matrix does not have; they are never read.
 template <int COUNT>
-__device__ inline void fetch_tile(uint32_t tile, const uint16_t* matrix, int first, int rows, int k, int width) {
-    constexpr int PIECES = GEMM_DEPTH / 8;
-#pragma unroll
-    for (int e = threadIdx.x; e < COUNT * PIECES; e += GEMM_THREADS) {
-        const int row = e / PIECES, index = e % PIECES, column = k + index * 8;
-        const bool valid = first + row < rows && column < width;
-        const int64_t element = valid ? static_cast<int64_t>(first + row) * width + column : 0;
-        copy_async(piece(tile, row, index), matrix + element, valid);
-    }
-}
+struct TilePart {
+    static constexpr int APART = GEMM_THREADS / 8;
+    const uint16_t* from;
+    int64_t apart;
+    int rows, column, width;
+    uint32_t to;
 
-// Product: publish() follows this thread's copies and precedes a barrier; multiply(x tile, weight tile) adds one stage
-// and has read it when it returns; put(sums) writes what this thread holds of the tile, [TILE_M][SUM_STRIDE].
+    __device__ TilePart(const uint16_t* matrix, int first, int all_rows, int k, int row_width) : width(row_width) {
+        const int row = threadIdx.x / 8, index = threadIdx.x % 8;
+        rows = all_rows - first - row;
+        column = k + index * 8;
+        from = matrix + static_cast<int64_t>(first + row) * width + column;
+        apart = static_cast<int64_t>(APART) * width;
+        to = piece(0, row, index);
+    }
+
+    // The next GEMM_DEPTH columns, into the tile.
+    __device__ void fetch(uint32_t tile) {
+#pragma unroll
+        for (int i = 0; i < COUNT / APART; ++i) {
+            copy_async(tile + to + i * APART * GEMM_DEPTH * 2, from + i * apart, i * APART < rows && column < width);
+        }
+        from += GEMM_DEPTH;
+        column += GEMM_DEPTH;
+    }
+};
+
+// Product: publish() follows this thread's copies and precedes a barrier; start(x tile, weight tile) begins to add one
+// stage, finish(the same) has read it when it returns, and later copies are asked for in between; put(sums) writes what
+// this thread holds of the tile, [TILE_M][SUM_STRIDE].
 template <class Product>
 __device__ inline void gemm(const int32_t* counts, int32_t live_word, const uint16_t* x, const uint16_t* weight,
                             const float* residual, void* y, int rows, int width, int y_f32, unsigned char* shared) {
@@ -55,13 +73,13 @@ __device__ inline void gemm(const int32_t* counts, int32_t live_word, const uint
     const uint32_t base = shared_address(shared);
     const int all_steps = (width + GEMM_DEPTH - 1) / GEMM_DEPTH, each = (all_steps + splits - 1) / splits;
     const int first_step = split * each, steps = max(0, min(each, all_steps - first_step));
+    TilePart<TILE_M> x_part(x, m0, live, first_step * GEMM_DEPTH, width);
+    TilePart<TILE_N> weight_part(weight, n0, rows, first_step * GEMM_DEPTH, width);
     auto stage_x = [&](int step) {
-        const uint32_t tile = base + step % GEMM_STAGES * STAGE_BYTES;
-        if (step < steps) fetch_tile<TILE_M>(tile, x, m0, live, (first_step + step) * GEMM_DEPTH, width);
+        if (step < steps) x_part.fetch(base + step % GEMM_STAGES * STAGE_BYTES);
     };
     auto stage_weight = [&](int step) {
-        const uint32_t tile = base + step % GEMM_STAGES * STAGE_BYTES + X_BYTES;
-        if (step < steps) fetch_tile<TILE_N>(tile, weight, n0, rows, (first_step + step) * GEMM_DEPTH, width);
+        if (step < steps) weight_part.fetch(base + step % GEMM_STAGES * STAGE_BYTES + X_BYTES);
     };
     // Groups complete in order, and the first one holds all the weights so far: the loop below needs no other start.
     for (int s = 0; s < GEMM_STAGES - 1; ++s) stage_weight(s);
@@ -75,11 +93,12 @@ __device__ inline void gemm(const int32_t* counts, int32_t live_word, const uint
         wait_copies<GEMM_STAGES - 2>();
         product.publish();
         __syncthreads();
+        const uint32_t tile = base + step % GEMM_STAGES * STAGE_BYTES;
+        product.start(tile, tile + X_BYTES);
         stage_weight(step + GEMM_STAGES - 1);
         stage_x(step + GEMM_STAGES - 1);
         commit_copies();
-        const uint32_t tile = base + step % GEMM_STAGES * STAGE_BYTES;
-        product.multiply(tile, tile + X_BYTES);
+        product.finish(tile, tile + X_BYTES);
     }
     wait_copies<0>();
     __syncthreads();

@@ -9,8 +9,9 @@ namespace {
 class WarpProduct {
   public:
     __device__ void publish() const {}
+    __device__ void start(uint32_t, uint32_t) const {}
 
-    __device__ void multiply(uint32_t x_tile, uint32_t weight_tile) {
+    __device__ void finish(uint32_t x_tile, uint32_t weight_tile) {
         const int lane = threadIdx.x % WARP;
 #pragma unroll
         for (int k = 0; k < GEMM_DEPTH / 16; ++k) {

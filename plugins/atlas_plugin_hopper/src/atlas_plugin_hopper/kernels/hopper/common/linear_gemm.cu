@@ -37,7 +37,7 @@ class WarpgroupProduct {
     // The tensor cores read shared memory past the order of ordinary writes.
     __device__ void publish() const { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-    __device__ void multiply(uint32_t x_tile, uint32_t weight_tile) {
+    __device__ void start(uint32_t x_tile, uint32_t weight_tile) {
         const uint32_t mine = x_tile + threadIdx.x / 128 * 64 * GEMM_DEPTH * 2;
         asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
@@ -45,6 +45,9 @@ class WarpgroupProduct {
             start_product(acc_, describe(mine + k * 32), describe(weight_tile + k * 32));
         }
         asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+    }
+
+    __device__ void finish(uint32_t, uint32_t) {
         asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
     }
 
