@@ -1,6 +1,6 @@
 """Which hardware, which architecture, and what it can run."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -101,7 +101,10 @@ def _ask(registry: Registry, tree: KernelTree, prober: Prober, name: str) -> Ver
 def _choose_arch(
     registry: Registry, tree: KernelTree, places: Places, hardware: str, wanted: str | None
 ) -> tuple[str, tuple[Candidate, ...]]:
-    """The first declared architecture that has been built; the first declared when none has, so that a plan can be made."""
+    """The best architecture that has been built and that the machine runs, by its own word or else by the order declared.
+
+    The first declared when there is none, so that a plan can be made.
+    """
     manifest = tree.require(hardware).manifest
     target = compute_target(registry, manifest.vendor)
     built = set(compiled_archs(tree, places, hardware))
@@ -113,13 +116,26 @@ def _choose_arch(
             "name one of them",
         )
 
+    judge = _arch_judge(registry, tree, hardware)
+
     def ask(arch: str) -> Verdict:
-        return (
-            Verdict.yes(-list(names.values()).index(arch)) if arch in built else Verdict.no("its kernels are not built")
-        )
+        if arch not in built:
+            return Verdict.no("its kernels are not built")
+        return judge(arch) if judge else Verdict.yes(-list(names.values()).index(arch))
 
     found = resolve([(arch, arch) for arch in dict.fromkeys(names.values())], ask)
     return found.winner or next(iter(names.values())), found.candidates
+
+
+def _arch_judge(registry: Registry, tree: KernelTree, hardware: str) -> Callable[[str], Verdict] | None:
+    """What the hardware, or else the nearest that it extends, declares to judge architectures with."""
+    for elder in tree.chain(hardware):
+        name = elder.manifest.name
+        target = registry.hardware.require(name).runs_arch
+        if target:
+            judge: Callable[[str], Verdict] = load(target, registry.hardware.owner(name).dist)
+            return judge
+    return None
 
 
 def _collect(registry: Registry, chain: Sequence[Hardware], what: str) -> list[Any]:

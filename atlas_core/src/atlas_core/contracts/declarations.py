@@ -32,6 +32,8 @@ class GpuBackendDecl:
     no arguments giving lists of OpImplementation and FusedOp; they may be inherited through HARDWARE.toml's ``extends``.
     ``bucketed``: grids are fixed at capture, so one graph is captured for each bucket of rows; False when kernels spread
     their work by live counts alone.
+    ``runs_arch`` is ``module:attr`` of a callable (arch) → Verdict: whether the machine at hand runs kernels built for that
+    architecture, and how well; empty when every declared one runs, the first best. It may be inherited too.
     """
 
     hardware: str
@@ -41,6 +43,7 @@ class GpuBackendDecl:
     implementations: str = ""
     fused: str = ""
     bucketed: bool = True
+    runs_arch: str = ""
     api: str = API_VERSION
 
 

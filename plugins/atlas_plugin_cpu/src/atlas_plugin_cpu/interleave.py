@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 LANES = 16
 Bytes = npt.NDArray[np.uint8]
+Words = npt.NDArray[np.uint32]
 Interleave = Callable[[Bytes], Bytes]
 
 
@@ -62,9 +63,21 @@ def _fifth(bits: Bytes) -> Bytes:
     return np.packbits(quads.reshape(*quads.shape[:-2], -1), axis=-1, bitorder="little")
 
 
+def _words(rows: Bytes, block_bytes: int, start: int, count: int) -> Words:
+    """``count`` 32-bit words from ``start`` on of every block, as a view that may be unaligned: [group, chunk, word, lane]."""
+    groups, chunks = len(rows) // LANES, rows.shape[1] // block_bytes
+    strides = (LANES * rows.shape[1], block_bytes, 4, rows.shape[1])
+    return np.ndarray((groups, chunks, count, LANES), "<u4", np.ascontiguousarray(rows).data, start, strides)
+
+
+def _bytes(words: Words) -> Bytes:
+    """Words [group, chunk, n, lane] as bytes [group, chunk, 4 n lanes]."""
+    return np.ascontiguousarray(words).view(np.uint8).reshape(*words.shape[:2], -1)
+
+
 def _q8_0(rows: Bytes) -> Bytes:
     blocks = _blocks(rows, 34)
-    return _flat(blocks[..., :2], _quads(blocks[..., 2:] ^ np.uint8(128)))
+    return _flat(blocks[..., :2], _bytes(_words(rows, 34, 2, 8) ^ np.uint32(0x80808080)))
 
 
 def _fields(blocks: Bytes, count: int) -> list[Bytes]:
@@ -73,11 +86,15 @@ def _fields(blocks: Bytes, count: int) -> list[Bytes]:
 
 
 def _four_bits(fields: int) -> Interleave:
-    """q4_0 (one float16 field) and q4_1 (two)."""
+    """q4_0 (one float16 field) and q4_1 (two), a word for each 8 columns: four columns in the low halves, four in the high."""
 
     def interleave(rows: Bytes) -> Bytes:
-        blocks = _blocks(rows, 2 * fields + 16)
-        return _flat(*_fields(blocks, fields), _pairs(_halves(blocks[..., 2 * fields :])))
+        stored = _words(rows, 2 * fields + 16, 2 * fields, 4)
+        low, high = stored & np.uint32(0x0F0F0F0F), stored & np.uint32(0xF0F0F0F0)
+        packed = np.empty_like(low)
+        packed[:, :, :2] = low[:, :, 0::2] | low[:, :, 1::2] << np.uint32(4)
+        packed[:, :, 2:] = high[:, :, 0::2] >> np.uint32(4) | high[:, :, 1::2]
+        return _flat(*_fields(_blocks(rows, 2 * fields + 16), fields), _bytes(packed))
 
     return interleave
 

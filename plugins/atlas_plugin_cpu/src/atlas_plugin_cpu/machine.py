@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from atlas_core.vocab.verdict import Verdict
+from atlas_plugin_cpu.archs import ARCHS, NATIVE
 
 _CGROUP = Path("/sys/fs/cgroup")
 _CPUINFO = Path("/proc/cpuinfo")
-_V3 = frozenset({"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "xsave"})
-_FEATURES = {"x86-64-v3": _V3, "x86-64-v4": _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}}
+_NATIVE_SCORE = 100
 
 
 def _read(path: Path) -> str:
@@ -76,7 +76,25 @@ def processor_name() -> str:
 
 def missing_features(arch: str) -> tuple[str, ...]:
     """Instruction sets of ``arch`` that this processor lacks: running its kernels would end the process."""
-    return tuple(sorted(_FEATURES.get(arch, frozenset()) - set(_cpuinfo("flags").split())))
+    known = ARCHS.get(arch)
+    if known is None:
+        return ()
+    if known.machine != platform.machine():
+        return (known.machine,)
+    return tuple(sorted(known.features - set((_cpuinfo("flags") or _cpuinfo("Features")).split())))
+
+
+def runs(arch: str) -> Verdict:
+    """Whether this processor runs kernels built for ``arch``, ranked by how much of it they use."""
+    missing = missing_features(arch)
+    if missing:
+        return Verdict.no(f"{processor_name()} lacks {', '.join(missing)}")
+    if arch.startswith(f"{NATIVE}-"):
+        return Verdict.yes(_NATIVE_SCORE, "built on this very machine, or for one like it")
+    known = ARCHS.get(arch)
+    if known is None:
+        return Verdict.no("this plugin does not know it")
+    return Verdict.yes(known.score, f"{processor_name()} has all that it asks for")
 
 
 def probe() -> Verdict:

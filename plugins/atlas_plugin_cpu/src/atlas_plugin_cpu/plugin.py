@@ -23,6 +23,7 @@ class CpuPlugin:
             implementations="atlas_plugin_cpu.implementations:implementations",
             fused="atlas_plugin_cpu.fused:fused_ops",
             bucketed=False,
+            runs_arch="atlas_plugin_cpu.machine:runs",
         )
 
 

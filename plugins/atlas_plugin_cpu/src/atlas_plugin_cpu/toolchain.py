@@ -24,6 +24,7 @@ from atlas_core.contracts.compute_target import Compiler, CompileReport
 from atlas_core.kernels.command import run_compiler
 from atlas_core.kernels.prototypes import c_parameters, c_type
 from atlas_core.vocab.errors import KernelError
+from atlas_plugin_cpu.archs import ARCHS, NATIVE
 
 _FLAGS = (
     "-std=c++17", "-O3", "-g0", "-fPIC", "-shared", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno",
@@ -38,9 +39,7 @@ _LIBRARIES = {
     "gcc": ("-nodefaultlibs", "-lm", "-lpthread", "-lc", "-lgcc"),
     "clang": ("-nostdlib++", "-lm", "-lpthread"),
 }
-_MACHINES = {"x86-64-v3": "x86_64", "x86-64-v4": "x86_64", "aarch64": "aarch64"}
 _OWN_NAMES = frozenset({"slots", "task", "ntasks"})
-_NATIVE = "native"
 # The oldest glibc that a distributed binary asks for; where zig compiles, it is chosen freely.
 _GLIBC = "2.28"
 
@@ -55,14 +54,14 @@ def _processor() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text("utf-8", "replace").splitlines()
     except OSError as error:
-        cure = f"Name an architecture: {', '.join(_MACHINES)}."
+        cure = f"Name an architecture: {', '.join(ARCHS)}."
         raise KernelError("This system does not tell what its processor can do", str(error), cure) from error
     wanted = ("model name", "flags", "features", "cpu part", "cpu implementer")
     return "\n".join(sorted({line for line in lines if line.partition(":")[0].strip().lower() in wanted}))
 
 
 class CpuComputeTarget:
-    """Compiles for ``native``, ``x86-64-v3``, ``x86-64-v4`` and ``aarch64``."""
+    """Compiles for ``native`` and everything in ``archs``."""
 
     vendor = "cpu"
     source_extension = ".cpp"
@@ -102,12 +101,12 @@ class CpuComputeTarget:
 
     def resolve_arch(self, arch: str) -> str:
         """``native`` becomes ``native-<8 hex digits>`` of the processor; known names stand; KernelError else."""
-        if arch == _NATIVE:
+        if arch == NATIVE:
             facts = _machine() + "\n" + _processor()
-            return f"{_NATIVE}-{hashlib.sha256(facts.encode()).hexdigest()[:8]}"
-        if arch in _MACHINES or re.fullmatch(r"native-[0-9a-f]{8}", arch):
+            return f"{NATIVE}-{hashlib.sha256(facts.encode()).hexdigest()[:8]}"
+        if arch in ARCHS or re.fullmatch(r"native-[0-9a-f]{8}", arch):
             return arch
-        raise KernelError(f"Unknown CPU architecture {arch!r}", cure=f"Use {_NATIVE}, {', '.join(_MACHINES)}.")
+        raise KernelError(f"Unknown CPU architecture {arch!r}", cure=f"Use {NATIVE}, {', '.join(ARCHS)}.")
 
     def prototype(self, entry: str, params: Sequence[tuple[str, str]]) -> str:
         """The typed declaration, and the definition of ``atlas_entry_<entry>``, which unpacks slots and calls it.
@@ -144,23 +143,22 @@ class CpuComputeTarget:
         return CompileReport(log=run_compiler(command, f"Compiling {source} for {arch}").strip())
 
     def _target_flags(self, arch: str, *, zig: bool) -> list[str]:
-        if arch.startswith(f"{_NATIVE}-"):
-            here = self.resolve_arch(_NATIVE)
+        if arch.startswith(f"{NATIVE}-"):
+            here = self.resolve_arch(NATIVE)
             if arch != here:
                 raise KernelError(
-                    f"{arch} is another machine's processor, this one is {here}", cure=f"Build with --arch {_NATIVE}."
+                    f"{arch} is another machine's processor, this one is {here}", cure=f"Build with --arch {NATIVE}."
                 )
             return ["-march=native"]
-        machine = _MACHINES[self.resolve_arch(arch)]
+        known = ARCHS[self.resolve_arch(arch)]
         if zig:
-            march = [f"-march={arch.replace('-', '_')}"] if machine == "x86_64" else []
-            return ["-target", f"{machine}-linux-gnu.{_GLIBC}", *march]
-        if machine != _machine():
+            return ["-target", f"{known.machine}-linux-gnu.{_GLIBC}", f"-mcpu={known.zig}"]
+        if known.machine != _machine():
             raise KernelError(
                 f"The compiler found makes code for {_machine()}, not for {arch}",
                 cure="Build on such a machine, or with zig: CXX='python -m ziglang c++'.",
             )
-        return [f"-march={'armv8-a' if arch == 'aarch64' else arch}"]
+        return list(known.flags)
 
 
 def _family(version: str) -> str:
