@@ -6,14 +6,15 @@ from dataclasses import replace
 import pytest
 
 from atlas_core.conformance.codecs import plain_codec
-from atlas_core.conformance.decoder import DecoderShape, record_decoder
+from atlas_core.conformance.decoder import DecoderShape, DenseDecoder, record_decoder
 from atlas_core.conformance.variant import variants, with_caches
 from atlas_core.contracts.backend import DeviceFacts
 from atlas_core.contracts.declarations import KernelRoot
-from atlas_core.contracts.ops import BindContext, Buffer, OpImplementation, OpNeed
+from atlas_core.contracts.ops import BindContext, Buffer, OperandSpec, OpImplementation, OpNeed
 from atlas_core.kernels.scan import scan
+from atlas_core.model.builder import record
 from atlas_core.model.matching import Pattern
-from atlas_core.model.planner import Bucket, Choices, Context, plan
+from atlas_core.model.planner import Bucket, Choices, Context, PlannedSegment, plan
 from atlas_core.ops.cases import GENERATORS, trials
 from atlas_core.ops.primitives import PRIMITIVES
 from atlas_core.runtime.null import NullBackend, NullLaunch
@@ -106,13 +107,21 @@ def test_exact_numerics_are_refused_by_every_product() -> None:
             assert any(r.endswith("which is not exact") for r in verdict.reasons)
 
 
-@pytest.mark.parametrize(("tokens", "fused"), [(1, True), (8, True), (9, False), (64, False)])
-def test_a_dense_layer_is_five_launches_for_up_to_eight_tokens(tokens: int, fused: bool) -> None:
-    program = record_decoder(DecoderShape("test", 512, 4, 1, 128, 768, 512, 16, layers=LAYERS)).program
-    weights = {value.name: plain(DType.BF16) for value in program.weights()}
+def planned(tokens: int, element: DType) -> list[PlannedSegment]:
+    """The plan of a small decoder for one decode bucket."""
+    shape = DecoderShape("test", 512, 4, 1, 128, 768, 512, 16, layers=LAYERS)
+    recorded = record_decoder(shape)
+    program = record(DenseDecoder(shape), recorded.spec, replace(recorded.layout, activation=element))
+    weights = {value.name: plain(element) for value in program.weights()}
     patterns = [Pattern.of(op, PRIMITIVES) for op in fused_ops()]
-    context = Context(ARCH, "fast", DType.BF16, weights, implementations(), patterns)
-    segments = plan(program, Bucket(tokens, tokens, tokens, 8, 1), context, Choices())
+    context = Context(ARCH, "fast", element, weights, implementations(), patterns)
+    return plan(program, Bucket(tokens, tokens, tokens, 8, 1), context, Choices())
+
+
+@pytest.mark.parametrize("element", ELEMENTS)
+@pytest.mark.parametrize(("tokens", "fused"), [(1, True), (8, True), (9, False), (64, False)])
+def test_a_dense_layer_is_five_launches_for_up_to_eight_tokens(tokens: int, fused: bool, element: DType) -> None:
+    segments = planned(tokens, element)
     backend = CheckingBackend()
     launches = [bind(backend, step.implementation, step.need) for segment in segments for step in segment.steps]
     assert launches == [1] * len(launches)
@@ -123,3 +132,43 @@ def test_a_dense_layer_is_five_launches_for_up_to_eight_tokens(tokens: int, fuse
     else:
         assert "norm_gate_up_silu" not in ops
         assert ops.count("linear_add") == 2 * LAYERS
+
+
+@pytest.mark.parametrize("element", ELEMENTS)
+def test_pages_and_kernels_are_of_the_activation_type_and_the_residual_stream_is_float32(element: DType) -> None:
+    for segment in planned(8, element):
+        for step in segment.steps:
+            if step.need.kv:
+                assert step.need.kv == f"hnd_{element.value}"
+            if "residual" in step.need.operands:
+                assert step.need.operands["residual"].dtype is step.need.operands["y"].dtype is DType.F32
+                refused = step.implementation.supports(
+                    replace(step.need, operands={**step.need.operands, "residual": step.need.operands["x"]})
+                )
+                assert not refused.ok
+            modules = {module for module, _ in step.implementation.kernels}
+            assert (element is DType.F16) == any(module.endswith("_f16") for module in modules) or (
+                step.need.op in {"step_begin", "gather_rows", "process_logits", "sample", "logprobs", "advance"}
+            )
+
+
+def test_few_tiles_are_shared_out_until_two_blocks_a_processor_are_busy() -> None:
+    splits = {}
+    for implementation in implementations():
+        if implementation.name == "linear_gemm_64":
+            for rows, width in ((4096, 4096), (1024, 4096), (14336, 4096), (128256, 4096), (4096, 256)):
+                need = OpNeed(
+                    "linear",
+                    {
+                        "x": OperandSpec((64, width), DType.BF16, live="T"),
+                        "weight": OperandSpec((rows, width), DType.BF16, plain(DType.BF16)),
+                        "y": OperandSpec((64, rows), DType.BF16, live="T"),
+                    },
+                    {}, ARCH, "fast", 64, 64, 64, 1,
+                )  # fmt: skip
+                operands = {name: Buffer(1 << 20, 1 << 30) for name in need.operands}
+                (launch,) = implementation.bind(
+                    need, BindContext(CheckingBackend(), operands, 1 << 12, Buffer(1 << 13, 1 << 20), 132)
+                )
+                splits[rows, width] = launch.geometry.grid[2]  # type: ignore[attr-defined]
+    assert splits == {(4096, 4096): 8, (1024, 4096): 8, (14336, 4096): 2, (128256, 4096): 1, (4096, 256): 1}
