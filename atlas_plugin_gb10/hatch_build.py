@@ -16,7 +16,11 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-_MACHINES = {"x86-64-v3": "x86_64", "x86-64-v4": "x86_64", "aarch64": "aarch64"}
+# Repeats atlas_plugin_cpu.archs, which a build cannot import; a test compares the two.
+_MACHINES = {
+    "x86-64-v4-amx": "x86_64", "x86-64-v4-vnni": "x86_64", "x86-64-v3-vnni": "x86_64", "x86-64-v3": "x86_64",
+    "aarch64-i8mm": "aarch64", "aarch64": "aarch64",
+}  # fmt: skip
 
 
 class KernelBinaries(BuildHookInterface[Any]):
