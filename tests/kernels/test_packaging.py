@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import platform
 import shutil
 import subprocess
 import sys
@@ -81,6 +82,23 @@ def test_a_wheel_carries_what_travels_and_nothing_else(project):
     assert compiled(names) == {"toy/sm_1/common/scale.cubin", "toy/sm_1/common/manifest.json"}
     assert "toy_kernels/kernels/toy/common/scale.cu" in names
     assert wheel.name.endswith("-none-any.whl")
+
+
+@pytest.mark.parametrize(
+    ("arch", "machine"), [("x86-64-v4-vnni", "x86_64"), ("aarch64-i8mm", "aarch64"), ("aarch64", "aarch64")]
+)
+def test_a_wheel_for_a_processor_names_its_machine_and_others_stay_at_home(project, arch, machine):
+    folder = project / "src/toy_kernels/_compiled/toy"
+    content = json.loads((folder / "sm_1/common/manifest.json").read_text()) | {"arch": arch}
+    (folder / "sm_1").rename(folder / arch)
+    (folder / arch / "common/manifest.json").write_text(json.dumps(content))
+    wheel, names = build(project)
+    if platform.machine() == machine:
+        assert wheel.name.endswith(f"-py3-none-linux_{machine}.whl")
+        assert compiled(names) == {f"toy/{arch}/common/scale.cubin", f"toy/{arch}/common/manifest.json"}
+    else:
+        assert wheel is None
+        assert "no kernels of toy/common to package" in names
 
 
 @pytest.mark.parametrize(

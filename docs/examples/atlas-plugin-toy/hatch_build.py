@@ -16,7 +16,9 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-_MACHINES = {"x86-64-v3": "x86_64", "x86-64-v4": "x86_64", "aarch64": "aarch64"}
+# Repeats atlas_plugin_cpu.archs, which a build cannot import; a test compares the two.
+_MACHINES = {"x86-64": "x86_64", "aarch64": "aarch64"}
+"""The machine of a wheel, by how the names of a processor's architectures begin; other devices go into any machine."""
 
 
 class KernelBinaries(BuildHookInterface[Any]):
@@ -54,13 +56,18 @@ class KernelBinaries(BuildHookInterface[Any]):
                 )
         outputs = [manifest, *(manifest.parent / module["file"] for module in content["modules"].values())]
         build_data["artifacts"] += [f"/{path.relative_to(self.root).as_posix()}" for path in outputs]
-        if content["arch"] in _MACHINES:
+        machine = _machine(content["arch"])
+        if machine is not None:
             build_data["pure_python"] = False
-            build_data["tag"] = f"py3-none-linux_{_MACHINES[content['arch']]}"
+            build_data["tag"] = f"py3-none-linux_{machine}"
 
 
 def _travels(arch: str) -> bool:
-    return not arch.startswith("native-") and _MACHINES.get(arch, platform.machine()) == platform.machine()
+    return not arch.startswith("native-") and _machine(arch) in (None, platform.machine())
+
+
+def _machine(arch: str) -> str | None:
+    return next((machine for name, machine in _MACHINES.items() if arch.startswith(name)), None)
 
 
 def _wanted(kernels: Path) -> list[tuple[str, str]]:
