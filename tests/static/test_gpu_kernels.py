@@ -22,7 +22,7 @@ REGISTERS = 65536
 
 LOCAL = {"STL", "LDL"}
 """Stores to and loads from a thread's own memory."""
-COPIES, PRODUCTS, MATRICES = "LDGSTS", "HMMA.16816.F32", "LDSM"
+COPIES, PRODUCTS, WIDE_PRODUCTS, MATRICES = "LDGSTS", "HMMA.16816.F32", "HGMMA.64x128x16.F32", "LDSM"
 ALONE = "ACQBULK"
 """griddepcontrol.wait: what a kernel says that may begin before its predecessor has ended."""
 EARLY = "PREEXIT"
@@ -32,10 +32,11 @@ EXPECTED = {
     "norm_qkv": {COPIES, PRODUCTS, EARLY},
     "norm_gate_up": {COPIES, PRODUCTS, EARLY},
     "linear_gemm": {COPIES, PRODUCTS, MATRICES},
+    "atlas_plugin_hopper:linear_gemm": {COPIES, WIDE_PRODUCTS},
     "paged_decode": {COPIES, PRODUCTS},
     "paged_prefill": {COPIES, PRODUCTS, MATRICES},
 }
-"""Opcodes that the speed of a source rests on, by its stem: weights and keys come by asynchronous copies, products are the
+"""Opcodes that the speed of a source rests on, by its stem, with the package where it shadows: weights and keys come by asynchronous copies, products are the
 tensor cores'."""
 E2M1 = {"e2m1_encode": "F2FP.SATFINITE.E2M1.F32.PACK_AB_MERGE_C", "e2m1_decode": "F2FP.F16.E2M1.UNPACK_B"}
 
@@ -119,16 +120,18 @@ def test_the_gate_sees_an_array_in_local_memory(builds, tmp_path):
 def test_sources_become_the_instructions_that_they_rest_on(builds, hardware, arch):
     checked = set()
     for unit in builds.tree.units(hardware):
-        stem = unit.source.rpartition("/")[2].removesuffix(".cu")
+        package, _, path = unit.source.partition(":")
+        stem = path.rpartition("/")[2].removesuffix(".cu")
+        expected = EXPECTED.get(f"{package}:{stem}", EXPECTED.get(stem, set()))
         checked.add(stem)
         # Products of float16 name no type, those of bfloat16 do.
-        products = PRODUCTS if "ELEMENT_F16" in dict(unit.defines) else f"{PRODUCTS}.BF16"
+        element = "" if "ELEMENT_F16" in dict(unit.defines) else ".BF16"
+        products = {f"{opcode}{element}" for opcode in expected & {PRODUCTS, WIDE_PRODUCTS}}
         for function, opcodes in builds.opcodes(builds.path(hardware, arch, unit.module)).items():
-            found = {opcode if opcode.startswith("HMMA") else opcode.partition(".")[0] for opcode in opcodes}
-            wanted = {products if opcode == PRODUCTS else opcode for opcode in EXPECTED.get(stem, ())}
-            assert wanted <= found, (unit.module, function)
-            assert {opcode for opcode in found if opcode.startswith("HMMA")} <= {products}, (unit.module, function)
-    assert set(EXPECTED) <= checked
+            found = {opcode if "MMA" in opcode else opcode.partition(".")[0] for opcode in opcodes}
+            assert expected - {PRODUCTS, WIDE_PRODUCTS} <= found, (unit.module, function)
+            assert {opcode for opcode in found if "MMA" in opcode} == products, (unit.module, function)
+    assert {name for name in EXPECTED if ":" not in name} <= checked
 
 
 @targets
