@@ -20,6 +20,8 @@ SHARED = {"sm_90a": 227 * 1024, "sm_121a": 99 * 1024, "sm_120f": 99 * 1024}
 REGISTERS = 65536
 """Of a multiprocessor (the same)."""
 
+TENSOR = ("HMMA", "HGMMA", "QMMA", "OMMA", "IMMA")
+"""How opcodes of the tensor cores begin."""
 LOCAL = {"STL", "LDL"}
 """Stores to and loads from a thread's own memory."""
 COPIES, PRODUCTS, WIDE_PRODUCTS, MATRICES = "LDGSTS", "HMMA.16816.F32", "HGMMA.64x128x16.F32", "LDSM"
@@ -128,9 +130,9 @@ def test_sources_become_the_instructions_that_they_rest_on(builds, hardware, arc
         element = "" if "ELEMENT_F16" in dict(unit.defines) else ".BF16"
         products = {f"{opcode}{element}" for opcode in expected & {PRODUCTS, WIDE_PRODUCTS}}
         for function, opcodes in builds.opcodes(builds.path(hardware, arch, unit.module)).items():
-            found = {opcode if "MMA" in opcode else opcode.partition(".")[0] for opcode in opcodes}
+            found = {opcode if opcode.startswith(TENSOR) else opcode.partition(".")[0] for opcode in opcodes}
             assert expected - {PRODUCTS, WIDE_PRODUCTS} <= found, (unit.module, function)
-            assert {opcode for opcode in found if "MMA" in opcode} == products, (unit.module, function)
+            assert {opcode for opcode in found if opcode.startswith(TENSOR)} == products, (unit.module, function)
     assert {name for name in EXPECTED if ":" not in name} <= checked
 
 
