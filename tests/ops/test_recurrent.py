@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from atlas_core.ops.batch import BatchShape, make_batch
 from atlas_core.ops.primitives import PRIMITIVES
+from atlas_core.ops.step import Word
 
 RNG = np.random.default_rng
 SHAPE = BatchShape.for_room(3, 64, 16)
@@ -112,3 +113,20 @@ def test_rows_and_layers_do_not_meet():
     np.testing.assert_array_equal(state[0], before[0])
     changed = [slot for slot in range(SHAPE.layout.slots) if not np.array_equal(state[1, slot], before[1, slot])]
     assert changed == sorted([batch.row_slot[0], batch.row_slot[2]])
+
+
+def test_a_state_may_be_read_in_one_place_and_written_in_another():
+    """What a fork is: the old state stays as it was, and the new one is that of going on from it."""
+    rng = RNG(4)
+    tokens = delta_inputs(rng, 9)
+    first, second = ({name: array[part] for name, array in tokens.items()} for part in (slice(5), slice(5, 9)))
+    state = np.zeros((1, SHAPE.layout.slots + 1, VALUES, DIM, WIDE), np.float32)
+    batch = batch_of((5,), (0,))
+    run("gated_delta_rule", batch, ATTRS, state=state, **first, **FIXED)
+    held = state.copy()
+    batch = batch_of((4,), (5,))
+    batch.slots[batch.word(0, Word.STATE_OUT)] = SHAPE.layout.slots
+    got = run("gated_delta_rule", batch, ATTRS, state=state, **second, **FIXED)
+    np.testing.assert_allclose(got, paper(tokens)[5:], rtol=2e-5, atol=2e-6)
+    np.testing.assert_array_equal(state[0, :-1], held[0, :-1])
+    assert np.abs(state[0, -1]).max() > 0

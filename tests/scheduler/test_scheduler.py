@@ -214,6 +214,15 @@ def test_abort_while_waiting_in_prefill_and_in_flight():
     assert_free(harness.scheduler)
 
 
+def test_every_slot_has_a_recurrent_state_of_its_own():
+    harness = Harness()
+    for name in "ab":
+        harness.submit(request(name, [5, 6], max_tokens=1))
+    updates, layout = dict(harness.step().updates), LIMITS.layout
+    for field in (Word.STATE_IN, Word.STATE_OUT):
+        assert [updates[layout.word(slot, field)] for slot in (0, 1)] == [0, 1]
+
+
 def test_a_filled_slot_holds_every_field_of_the_new_sequence():
     harness = Harness()
     sampling = {
@@ -236,6 +245,7 @@ def test_a_filled_slot_holds_every_field_of_the_new_sequence():
         Word.TOP_P: bits[0.25], Word.TOP_K: 7, Word.MIN_P: bits[0.125], Word.PRESENCE: bits[-1.0],
         Word.FREQUENCY: bits[2.0], Word.REPETITION: bits[1.5], Word.SEED_LOW: 2, Word.SEED_HIGH: -1,
         Word.BIAS_START: 0, Word.BIAS_COUNT: 3, Word.LOGPROBS: 4, Word.MASK: 0,
+        Word.STATE_IN: 0, Word.STATE_OUT: 0,
     }  # fmt: skip
     start = LIMITS.layout.bias_start
     minus_inf = 0xFF800000 - 2**32

@@ -52,7 +52,9 @@ def forced_logits(
 def _place(limits: Limits, slot: int, length: int, pages: int) -> list[tuple[int, int]]:
     """Updates that give ``slot`` a fresh start with pages of its own, greedy, without extras."""
     layout = limits.layout
-    fields = dict.fromkeys(Word, 0) | {Word.PROMPT_LENGTH: length, Word.PENALTY_ROW: -1, Word.LOGPROBS: -1}
+    fields = dict.fromkeys(Word, 0) | {
+        Word.PROMPT_LENGTH: length, Word.PENALTY_ROW: -1, Word.LOGPROBS: -1, Word.STATE_IN: slot, Word.STATE_OUT: slot,
+    }  # fmt: skip
     updates = [(layout.word(slot, field), value) for field, value in fields.items()]
     for group in range(len(layout.table_blocks)):
         updates += [(layout.block(slot, group, i), slot * pages + i) for i in range(pages)]

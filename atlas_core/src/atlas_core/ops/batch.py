@@ -102,6 +102,7 @@ def make_batch(rng: np.random.Generator, shape: BatchShape, queries: Sequence[in
         slots[layout.word(slot, Word.LAST_TOKEN)] = slot + 1
         slots[layout.word(slot, Word.POSITION)] = slot + 2
         slots[layout.word(slot, Word.PENALTY_ROW)] = -1
+        slots[layout.word(slot, Word.STATE_IN)] = slots[layout.word(slot, Word.STATE_OUT)] = slot
         slots[layout.word(slot, Word.LOGPROBS)] = -1
         slots[layout.word(slot, Word.REPETITION)] = slots[layout.word(slot, Word.TOP_P)] = float_bits(1.0)
         start = layout.block(slot, 0, 0)

@@ -1,7 +1,8 @@
 """Linear attention: a short causal convolution and the gated delta rule, with states that outlive the step.
 
-A state is float32 [layers, slots, ...]: what it holds is all that a sequence's earlier tokens mean to its later ones. A
-sequence that stands at position 0 starts from zeros, whatever its slot held before.
+States are float32 [layers, places, ...]: what a place holds is all that a sequence's earlier tokens mean to its later ones.
+A slot names the place that it reads (STATE_IN) and the one that it writes (STATE_OUT), mostly the same; no place is written by two
+rows, or read by one and written by another. A sequence that stands at position 0 starts from zeros and reads none.
 """
 
 import numpy as np
@@ -20,34 +21,36 @@ _STATE = Operand("state", "state", "inout", DType.F32)
 _Y = Operand("y", "activation", "out")
 
 
-def _rows(a: Arrays, attrs: Attrs) -> list[tuple[int, slice, bool]]:
-    """(slot, tokens, whether it starts) of every row that brings tokens."""
+def _rows(a: Arrays, attrs: Attrs) -> list[tuple[slice, np.ndarray, int]]:
+    """(tokens, state before them, place of the state after) of every row that brings tokens."""
     found = []
+    state = a["state"][attrs["layer"]]
     for row, slot in enumerate(a["row_slot"]):
         tokens = slice(int(a["cu_q"][row]), int(a["cu_q"][row + 1]))
         if tokens.stop > tokens.start:
-            position = a["slots"][int(slot) * attrs["slot_stride"] + Word.POSITION]
-            found.append((int(slot), tokens, int(position) == 0))
+            words = a["slots"][int(slot) * attrs["slot_stride"] :]
+            fresh = int(words[Word.POSITION]) == 0
+            before = np.zeros(state.shape[1:], np.float32) if fresh else state[words[Word.STATE_IN]].copy()
+            found.append((tokens, before, int(words[Word.STATE_OUT])))
     return found
 
 
 def causal_conv1d(a: Arrays, attrs: Attrs) -> None:
     """silu of a depthwise convolution over the sequence, each output seeing its own and earlier inputs only.
 
-    x [T, channels], weight [channels, width] with the own input's tap last. The state [layers, slots, width - 1, channels] holds
+    x [T, channels], weight [channels, width] with the own input's tap last. The state [layers, places, width - 1, channels] holds
     the last inputs, oldest first.
     """
     state, weight = a["state"][attrs["layer"]], a["weight"].astype(np.float64)
     width = weight.shape[1]
     y = np.zeros(a["x"].shape, np.float32)
-    for slot, tokens, fresh in _rows(a, attrs):
-        before = np.zeros_like(state[slot]) if fresh else state[slot]
+    for tokens, before, place in _rows(a, attrs):
         whole = np.concatenate([before, a["x"][tokens]])
         count = tokens.stop - tokens.start
         taps = np.stack([whole[tap : tap + count] for tap in range(width)], axis=-1).astype(np.float64)
         total = (taps * weight).sum(-1)
         y[tokens] = (total * sigmoid(total)).astype(np.float32)
-        state[slot] = whole[len(whole) - (width - 1) :]
+        state[place] = whole[len(whole) - (width - 1) :]
     a["y"] = y
 
 
@@ -56,7 +59,7 @@ def gated_delta_rule(a: Arrays, attrs: Attrs) -> None:
 
     For each value head: S ← α·S, then S ← S + k ⊗ β·(v - Sᵀk), and y = scale·Sᵀq, with α = exp(-exp(a_log)·softplus(a + dt_bias)) and
     β = sigmoid(b). qkv [T, ...] holds queries and keys of ``key_heads`` heads of ``key_dim``, then values of ``value_heads`` heads of
-    ``value_dim``; consecutive value heads share a key head. The state [layers, slots, value_heads, key_dim, value_dim] is S.
+    ``value_dim``; consecutive value heads share a key head. The state [layers, places, value_heads, key_dim, value_dim] is S.
     """
     heads, dim, values, value_dim = (attrs[name] for name in ("key_heads", "key_dim", "value_heads", "value_dim"))
     qkv, width = a["qkv"].astype(np.float64), heads * dim
@@ -68,14 +71,14 @@ def gated_delta_rule(a: Arrays, attrs: Attrs) -> None:
     beta = sigmoid(a["b"])
     state = a["state"][attrs["layer"]]
     y = np.zeros((len(qkv), values * value_dim), np.float32)
-    for slot, tokens, fresh in _rows(a, attrs):
-        s = np.zeros(state[slot].shape) if fresh else state[slot].astype(np.float64)
+    for tokens, before, place in _rows(a, attrs):
+        s = before.astype(np.float64)
         for t in range(tokens.start, tokens.stop):
             s *= decay[t][:, None, None]
             error = beta[t][:, None] * (v[t] - np.einsum("hkv,hk->hv", s, k[t]))
             s += k[t][:, :, None] * error[:, None, :]
             y[t] = (np.einsum("hkv,hk->hv", s, q[t]) * attrs["scale"]).reshape(-1).astype(np.float32)
-        state[slot] = s.astype(np.float32)
+        state[place] = s.astype(np.float32)
     a["y"] = y
 
 

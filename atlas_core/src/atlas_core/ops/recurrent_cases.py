@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from atlas_core.ops.batch import Batch, BatchShape, batch_case, make_batch
+from atlas_core.ops.step import Word
 from atlas_core.ops.trials import Array, Generate, Rng, Shape, Trial, normal
 
 Rows = tuple[tuple[int, int], ...]
@@ -35,8 +36,9 @@ def _trials(
         cases = []
         for part in rows:
             batch = make_batch(rng, shape, [q for q, _ in part], [c for _, c in part])
+            places = _place(rng, batch)
             arrays, shapes, attrs = fill(batch)
-            full = (_LAYERS, shape.layout.slots, *state)
+            full = (_LAYERS, places, *state)
             arrays |= {
                 **fixed, "cu_q": batch.cu_q, "row_slot": batch.row_slot, "slots": batch.slots, "state": normal(rng, *full),
             }  # fmt: skip
@@ -48,6 +50,18 @@ def _trials(
             text = f"{label} rows={len(rows[0])} longest={longest} #{index}"
             cases.append(batch_case(batch, text, arrays, attrs, shapes, longest))
         yield Trial(cases[0], cases[1])
+
+
+def _place(rng: Rng, batch: Batch) -> int:
+    """Gives every slot a place for its state, every other row one to read and another to write; returns how many there are."""
+    layout = batch.shape.layout
+    places = rng.permutation(2 * layout.slots).astype(np.int32)
+    for slot in range(layout.slots):
+        for field in (Word.STATE_IN, Word.STATE_OUT):
+            batch.slots[layout.word(slot, field)] = places[slot]
+    for row in range(1, len(batch.queries), 2):
+        batch.slots[batch.word(row, Word.STATE_OUT)] = places[layout.slots + int(batch.row_slot[row])]
+    return 2 * layout.slots
 
 
 def causal_conv1d(rng: Rng, large: bool) -> Iterator[Trial]:

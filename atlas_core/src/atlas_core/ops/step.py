@@ -27,6 +27,7 @@ class Word(IntEnum):
     ``PROMPT_LENGTH`` divides prompt tokens (below) from generated ones for the penalties. ``PENALTY_ROW`` is the row of the
     pool of token counts, or -1. ``BIAS_START``/``BIAS_COUNT`` name (token, value) pairs in the bias region behind the slots.
     ``LOGPROBS`` is the number of alternatives wanted, or -1. ``MASK`` is 1 when the slot's row of the token mask applies.
+    ``STATE_IN`` and ``STATE_OUT`` are the places among recurrent states that a step reads and writes.
     """
 
     LAST_TOKEN = 0
@@ -46,6 +47,8 @@ class Word(IntEnum):
     BIAS_COUNT = 14
     LOGPROBS = 15
     MASK = 16
+    STATE_IN = 17
+    STATE_OUT = 18
 
 
 TABLE_START = 24

@@ -228,6 +228,9 @@ class Scheduler:
         words = {
             **sequence.fields,
             Word.PENALTY_ROW: -1 if holding.penalty_row is None else holding.penalty_row,
+            # One state a slot, renewed in place: nothing forks or goes back yet.
+            Word.STATE_IN: holding.slot,
+            Word.STATE_OUT: holding.slot,
             Word.BIAS_START: start,
             Word.BIAS_COUNT: pairs if sequence.bans else pairs - sequence.banned,
         }

@@ -21,5 +21,7 @@ enum AtlasWord {
     ATLAS_BIAS_COUNT = 14,
     ATLAS_LOGPROBS = 15,
     ATLAS_MASK = 16,
+    ATLAS_STATE_IN = 17,
+    ATLAS_STATE_OUT = 18,
     ATLAS_TABLE_START = 24,
 };

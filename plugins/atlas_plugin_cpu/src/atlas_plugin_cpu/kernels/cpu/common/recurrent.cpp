@@ -12,23 +12,24 @@ constexpr int kMaxWidth = 8;
 constexpr int kMaxKey = 256;
 constexpr int kChains = 4;  // independent sums, which hide the latency of an addition
 
-// A row of the step: its tokens, its slot, and whether it starts from nothing.
+// A row of the step: its tokens, where its state is read and written, and whether it starts from nothing instead.
 struct Row {
     int first, last;
-    size_t slot;
+    size_t in, out;
     bool fresh;
 };
 
 ATLAS_INLINE Row row_at(const int32_t* cu_q, const int32_t* row_slot, const int32_t* words, int slot_stride, int row) {
-    const size_t slot = static_cast<size_t>(row_slot[row]);
-    return {cu_q[row], cu_q[row + 1], slot, words[slot * slot_stride + ATLAS_POSITION] == 0};
+    const int32_t* slot = words + static_cast<size_t>(row_slot[row]) * slot_stride;
+    return {cu_q[row], cu_q[row + 1], static_cast<size_t>(slot[ATLAS_STATE_IN]),
+            static_cast<size_t>(slot[ATLAS_STATE_OUT]), slot[ATLAS_POSITION] == 0};
 }
 
 ATLAS_INLINE double softplus(double x) { return x > 40.0 ? x : log1p(exp(x)); }
 
 }  // namespace
 
-// ``weight`` is [width, channels], the own input's tap last; ``state`` is one layer, [slots, width - 1, channels].
+// ``weight`` is [width, channels], the own input's tap last; ``state`` is one layer, [places, width - 1, channels].
 void causal_conv1d(const int32_t* counts, const float* x, const float* weight, const int32_t* cu_q,
                    const int32_t* row_slot, const int32_t* words, float* state, float* y, int32_t channels,
                    int32_t width, int32_t slot_stride, int task, int ntasks) {
@@ -41,9 +42,10 @@ void causal_conv1d(const int32_t* counts, const float* x, const float* weight, c
         for (int r = 0; r < counts[ATLAS_SEQUENCES]; ++r) {
             const Row row = row_at(cu_q, row_slot, words, slot_stride, r);
             if (row.first == row.last) continue;
-            float* last_inputs = state + row.slot * taps * channels + c;
+            const float* before = state + row.in * taps * channels + c;
+            float* after = state + row.out * taps * channels + c;
             for (int i = 0; i < taps; ++i)
-                past[i] = row.fresh ? f32x16{} : take(last_inputs + static_cast<size_t>(i) * channels, lanes);
+                past[i] = row.fresh ? f32x16{} : take(before + static_cast<size_t>(i) * channels, lanes);
             for (int t = row.first; t < row.last; ++t) {
                 const size_t at = static_cast<size_t>(t) * channels + c;
                 const f32x16 own = take(x + at, lanes);
@@ -54,12 +56,12 @@ void causal_conv1d(const int32_t* counts, const float* x, const float* weight, c
                 for (int i = 0; i + 1 < taps; ++i) past[i] = past[i + 1];
                 past[taps - 1] = own;
             }
-            for (int i = 0; i < taps; ++i) put(last_inputs + static_cast<size_t>(i) * channels, past[i], lanes);
+            for (int i = 0; i < taps; ++i) put(after + static_cast<size_t>(i) * channels, past[i], lanes);
         }
     }
 }
 
-// ``state`` is one layer, [slots, value_heads, key_dim, value_dim].
+// ``state`` is one layer, [places, value_heads, key_dim, value_dim].
 void gated_delta_rule(const int32_t* counts, const float* qkv, const float* a, const float* b, const float* a_log,
                       const float* dt_bias, const int32_t* cu_q, const int32_t* row_slot, const int32_t* words,
                       float* state, float* y, int32_t key_heads, int32_t value_heads, int32_t key_dim,
@@ -73,10 +75,11 @@ void gated_delta_rule(const int32_t* counts, const float* qkv, const float* a, c
         const Row row =
             row_at(cu_q, row_slot, words, slot_stride, static_cast<int>(item / parts / value_heads));
         if (row.first == row.last) continue;
-        float* held = state + (row.slot * value_heads + head) * key_dim * value_dim + c;
+        const float* before = state + (row.in * value_heads + head) * key_dim * value_dim + c;
+        float* after = state + (row.out * value_heads + head) * key_dim * value_dim + c;
         f32x16 s[kMaxKey];
         for (int d = 0; d < key_dim; ++d)
-            s[d] = row.fresh ? f32x16{} : take(held + static_cast<size_t>(d) * value_dim, lanes);
+            s[d] = row.fresh ? f32x16{} : take(before + static_cast<size_t>(d) * value_dim, lanes);
         const double rate = exp(static_cast<double>(a_log[head]));
         for (int t = row.first; t < row.last; ++t) {
             const float* q = qkv + t * width + head / (value_heads / key_heads) * key_dim;
@@ -98,6 +101,6 @@ void gated_delta_rule(const int32_t* counts, const float* qkv, const float* a, c
             put(y + static_cast<size_t>(t) * values + head * value_dim + c,
                 ((out[0] + out[1]) + (out[2] + out[3])) * scale, lanes);
         }
-        for (int d = 0; d < key_dim; ++d) put(held + static_cast<size_t>(d) * value_dim, s[d], lanes);
+        for (int d = 0; d < key_dim; ++d) put(after + static_cast<size_t>(d) * value_dim, s[d], lanes);
     }
 }
