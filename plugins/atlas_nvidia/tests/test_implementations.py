@@ -10,7 +10,7 @@ from atlas_core.conformance.decoder import DecoderShape, DenseDecoder, record_de
 from atlas_core.conformance.variant import variants, with_caches
 from atlas_core.contracts.backend import DeviceFacts
 from atlas_core.contracts.declarations import KernelRoot
-from atlas_core.contracts.ops import BindContext, Buffer, OperandSpec, OpImplementation, OpNeed
+from atlas_core.contracts.ops import BindContext, Buffer, OpImplementation, OpNeed
 from atlas_core.kernels.scan import scan
 from atlas_core.model.builder import record
 from atlas_core.model.matching import Pattern
@@ -24,6 +24,7 @@ from atlas_core.vocab.layout import plain
 from atlas_nvidia.fused import fused_ops
 from atlas_nvidia.implementations import implementations
 from atlas_nvidia.implementations.base import ELEMENTS
+from atlas_nvidia.implementations.linear import shared_out
 from atlas_nvidia.launch import Limits, check_arguments, check_geometry
 
 ARCH = "sm_90a"
@@ -152,23 +153,9 @@ def test_pages_and_kernels_are_of_the_activation_type_and_the_residual_stream_is
             )
 
 
-def test_few_tiles_are_shared_out_until_two_blocks_a_processor_are_busy() -> None:
-    splits = {}
-    for implementation in implementations():
-        if implementation.name == "linear_gemm_64":
-            for rows, width in ((4096, 4096), (1024, 4096), (14336, 4096), (128256, 4096), (4096, 256)):
-                need = OpNeed(
-                    "linear",
-                    {
-                        "x": OperandSpec((64, width), DType.BF16, live="T"),
-                        "weight": OperandSpec((rows, width), DType.BF16, plain(DType.BF16)),
-                        "y": OperandSpec((64, rows), DType.BF16, live="T"),
-                    },
-                    {}, ARCH, "fast", 64, 64, 64, 1,
-                )  # fmt: skip
-                operands = {name: Buffer(1 << 20, 1 << 30) for name in need.operands}
-                (launch,) = implementation.bind(
-                    need, BindContext(CheckingBackend(), operands, 1 << 12, Buffer(1 << 13, 1 << 20), 132)
-                )
-                splits[rows, width] = launch.geometry.grid[2]  # type: ignore[attr-defined]
-    assert splits == {(4096, 4096): 8, (1024, 4096): 8, (14336, 4096): 2, (128256, 4096): 1, (4096, 256): 1}
+@pytest.mark.parametrize(
+    ("tiles", "steps", "splits"),
+    [(32, 64, 4), (8, 64, 8), (112, 64, 2), (1002, 64, 1), (32, 4, 1), (1, 24, 4), (1, 32, 8), (66, 64, 2), (133, 64, 1)],
+)
+def test_few_tiles_are_shared_out_until_every_processor_has_a_block(tiles: int, steps: int, splits: int) -> None:
+    assert shared_out(tiles, steps, 132) == splits

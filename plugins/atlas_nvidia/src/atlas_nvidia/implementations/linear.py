@@ -29,6 +29,8 @@ DEPTH = 8
 """Chunks of weights that a warp keeps in flight (GEMV_DEPTH): 128 KiB a processor."""
 _DEPTHS = {8: DEPTH, 16: 5, 32: 3}
 """By columns: what shared memory holds beside the columns and their sums."""
+MAX_SPLITS, MIN_STEPS = 8, 4
+"""Blocks of a cluster that every device can hold together, and what is left to each of them (gemm.cuh)."""
 _STAGES = {64: 4, 128: 3}
 """GEMM_STAGES by the tokens of a tile: 96 KiB of shared memory."""
 
@@ -36,10 +38,6 @@ _STAGES = {64: 4, 128: 3}
 def streaming_bytes(columns: int, depth: int = DEPTH) -> int:
     """Shared memory of a streaming kernel without its columns: 8 warps' rings of 2 KiB chunks, their sums two tiles deep."""
     return 8 * depth * 2048 + 2 * 8 * ROWS * columns * 4
-
-
-_TILES_TOGETHER = 2
-"""Blocks of the tiled kernel that one processor of a data-centre machine has room for; elsewhere they take turns."""
 
 
 class _Linear(Implementation):
@@ -116,7 +114,6 @@ class Tiled(_Linear):
 
     entry = "linear_gemm"
     rows, depth = 128, 64
-    max_splits, min_steps = 8, 4
 
     def __init__(self, edge: int, residual: bool, element: DType = DType.BF16) -> None:
         self.edge = edge
@@ -142,19 +139,28 @@ class Tiled(_Linear):
         """See OpImplementation."""
         tokens, (rows, width) = need.operands["x"].shape[0], need.operands["weight"].shape
         across, down = -(-tokens // self.edge), -(-rows // self.rows)
-        splits, steps = 1, -(-width // self.depth)
-        while (
-            splits < self.max_splits
-            and across * down * splits * 2 <= _TILES_TOGETHER * context.workers
-            and steps >= self.min_steps * splits * 2
-        ):
-            splits *= 2
+        splits = shared_out(across * down, -(-width // self.depth), context.workers)
         # Tokens vary fastest, so that blocks that run together share weights in the L2 cache.
         geometry = Geometry((across, down, splits), (2 * self.edge, 1, 1), self._shared())
         return self.launch(context, geometry, self.arguments(need, context), cluster=(1, 1, splits))
 
     def _shared(self) -> int:
         return _STAGES[self.edge] * (self.edge + self.rows) * self.depth * 2
+
+
+def shared_out(tiles: int, steps: int, workers: int) -> int:
+    """How many blocks of a cluster share out the ``steps`` of each of ``tiles``: a power of two.
+
+    As many as give every processor a block, at least MIN_STEPS each. A second block a processor is worth the exchange of sums
+    between two, not between more (docs/measured-facts.md).
+    """
+    splits = 1
+    while splits < MAX_SPLITS and steps >= MIN_STEPS * splits * 2:
+        room = 2 * workers if splits == 1 else workers
+        if tiles * splits * 2 > room:
+            break
+        splits *= 2
+    return splits
 
 
 ALL: tuple[OpImplementation, ...] = tuple(

@@ -19,7 +19,8 @@ constexpr float LOG2E = 1.4426950408889634f;
 __device__ inline void wait_for_predecessor() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
 // Lets the successor begin as soon as every block has begun; it then asks for its weights while this kernel still
-// works. No kernel here leaves room for so many of its own blocks on one processor that its successor's pile up there.
+// works. Blocks that stream weights take so much shared memory that a processor has room for one, so early ones do not
+// pile up where there is room first.
 __device__ inline void admit_successor() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
 // Weights are read once a step: they pass by the L1 cache.
