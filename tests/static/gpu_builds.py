@@ -24,7 +24,7 @@ from atlas_nvidia.toolchain import NvidiaComputeTarget
 
 ROOTS = [KernelRoot(package) for package in ("atlas_nvidia", "atlas_plugin_gb10", "atlas_plugin_hopper")]
 _FUNCTION = re.compile(r"^\.text\.(?P<name>\w+):$")
-_OPCODE = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?(?P<opcode>[A-Z][A-Z0-9_.]*)")
+_OPCODE = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?(?P<opcode>[A-Z][A-Za-z0-9_.]*)")
 
 
 class _Strict(NvidiaComputeTarget):
@@ -118,7 +118,7 @@ class GpuBuilds:
         # A disassembler takes as long as a compiler: what it says is kept by the bytes that it speaks of.
         key = hashlib.sha256(cubin.read_bytes()).hexdigest()
         if key not in self._code:
-            kept = self._root / "opcodes" / f"{key}.json"
+            kept = self._root / "disassembled" / f"{key}.json"
             if not kept.exists():
                 kept.parent.mkdir(exist_ok=True)
                 fresh = kept.with_suffix(f".{os.getpid()}")
