@@ -131,6 +131,7 @@ def test_experts_in_some_layers():
         ("qwen3_5", {"linear_conv_kernel_dim": 1}, "linear_conv_kernel_dim"),
         ("qwen3_5", {"linear_key_head_dim": None}, "linear_key_head_dim"),
         ("qwen3_5", {"mamba_ssm_dtype": "bfloat16"}, "mamba_ssm_dtype"),
+        ("qwen3_5", {"attention_bias": True}, "attention_bias"),
         ("qwen3_5", {"output_gate_type": "sigmoid"}, "output_gate_type"),
         ("qwen3_5", {"mlp_only_layers": [1]}, "mlp_only_layers"),
         ("qwen3_moe", {"num_local_experts": 4}, "num_experts"),

@@ -142,6 +142,8 @@ def read_config(config: Mapping[str, Any], model_type: str) -> ModelSpec:
     reader.expect("qkv_bias", (traits.qkv_bias,), traits.qkv_bias)
     reader.expect("use_qk_norm", (traits.qk_norm,), traits.qk_norm)
     bias = reader.get("attention_bias", bool, False) and not traits.qkv_bias
+    if traits.hybrid:
+        reader.expect("attention_bias", (False,), False)
     layers = reader.positive("num_hidden_layers")
     kinds = _kinds(reader, traits, layers)
     linear = _linear(reader) if traits.hybrid else None

@@ -37,7 +37,7 @@ class Layer:
         k = step.rope(k, inv_freq, family.kv_heads, dim)
         y = step.attention(q, k, v, ATTENTION, place, family.heads, dim**-0.5)
         if family.gated:
-            y = step.sigmoid_mul(y, self._linear(x, "q_gate", family.heads * dim))
+            y = step.sigmoid_mul(y, self._linear(x, "q_gate", family.heads * dim, bias=False))
         return self._linear(y, "o", self._hidden, bias=family.o_bias)
 
     def linear_attention(self, x: Value, place: int) -> Value:

@@ -82,8 +82,8 @@ def _hf(spec: ModelSpec, family: QwenConfig) -> NameMap:
     prefixes = (_NESTED, _TEXT) if family.traits.nested else (_TEXT,)
     offset = 1.0 if family.traits.centred else 0.0
 
-    def source(stem: str, **more: object) -> WeightSource:
-        return WeightSource(tuple(prefix + stem for prefix in prefixes), **more)  # type: ignore[arg-type]
+    def source(stem: str, rows: tuple[int, ...] | None = None, offset: float = 0.0) -> WeightSource:
+        return WeightSource(tuple(prefix + stem for prefix in prefixes), rows, offset=offset)
 
     weights = {
         "embed": source("embed_tokens.weight"),
@@ -98,10 +98,10 @@ def _hf(spec: ModelSpec, family: QwenConfig) -> NameMap:
         if kind == FULL and family.gated:
             for part, order in (("q", 0), ("q_gate", 1)):
                 own = _halves(family.heads, family.head_dim, order)
-                weights[stem + part] = source(stem + _HF["q"], row_order=own)
+                weights[stem + part] = source(stem + _HF["q"], own)
         if kind != FULL and family.linear:
             for part, (tensor, rows) in _projections(spec.model_type, family.linear).items():
-                weights[stem + part] = source(f"{stem}linear_attn.{tensor}.weight", row_order=rows)
+                weights[stem + part] = source(f"{stem}linear_attn.{tensor}.weight", rows)
         if family.experts and layer in family.experts.layers:
             for part in ("gate", "up", "down"):
                 stack = _stack(prefixes, stem, part, family.experts.count, family.experts.size, spec.hidden_size)

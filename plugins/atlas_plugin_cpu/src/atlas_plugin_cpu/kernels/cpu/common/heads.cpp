@@ -4,7 +4,7 @@
 
 namespace {
 
-// y = x / rms(x) * weight, for one head.
+// 1 / sqrt(mean(x^2) + eps) of one head.
 ATLAS_INLINE float inverse_rms(const float* x, int dim, float eps) {
     return 1.0f / sqrtf(sum_of_squares(x, dim) / static_cast<float>(dim) + eps);
 }
