@@ -7,16 +7,15 @@ Needs built kernels and a GPU; runs from a checkout with the sources on the path
 import sys
 import time
 
-from atlas_core.conformance.codecs import plain_codec
 from atlas_core.conformance.run import Options, Subject, test
 from atlas_core.contracts.declarations import KernelRoot
 from atlas_core.kernels.library import KernelLibrary
 from atlas_core.kernels.scan import scan
-from atlas_core.vocab.dtype import DType
 from atlas_core.vocab.target import Target
 from atlas_nvidia.backend import open_backend
 from atlas_nvidia.fused import fused_ops
 from atlas_nvidia.implementations import implementations
+from atlas_nvidia.implementations.base import ELEMENTS
 
 ARCH = "sm_90a"
 
@@ -35,7 +34,7 @@ def main(filters: list[str]) -> int:
     ok = True
     for text in filters or [""]:
         began = time.perf_counter()
-        options = Options(text, (DType.BF16,), (plain_codec(DType.BF16), plain_codec(DType.F32)))
+        options = Options(text, ELEMENTS)
         report = test(subject, options)
         print(report.table())
         print(f"{len(report.results)} trials in {time.perf_counter() - began:.1f} s")

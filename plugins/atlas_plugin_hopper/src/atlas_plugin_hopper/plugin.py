@@ -5,7 +5,7 @@ from atlas_core.hookspecs import hookimpl
 
 
 class Hopper:
-    """Hardware ``hopper``: kernels, implementations and fused ops come from ``nvidia``, which it extends."""
+    """Hardware ``hopper`` extends ``nvidia``: implementations, fused ops and all kernels but those that use wgmma come from there."""
 
     @hookimpl
     def atlas_gpu_backend(self) -> GpuBackendDecl:
