@@ -155,7 +155,17 @@ def test_pages_and_kernels_are_of_the_activation_type_and_the_residual_stream_is
 
 @pytest.mark.parametrize(
     ("tiles", "steps", "splits"),
-    [(32, 64, 4), (8, 64, 8), (112, 64, 2), (1002, 64, 1), (32, 4, 1), (1, 24, 4), (1, 32, 8), (66, 64, 2), (133, 64, 1)],
+    [
+        (32, 64, 4),
+        (8, 64, 8),
+        (112, 64, 2),
+        (1002, 64, 1),
+        (32, 4, 1),
+        (1, 24, 4),
+        (1, 32, 8),
+        (66, 64, 2),
+        (133, 64, 1),
+    ],
 )
 def test_few_tiles_are_shared_out_until_every_processor_has_a_block(tiles: int, steps: int, splits: int) -> None:
     assert shared_out(tiles, steps, 132) == splits
