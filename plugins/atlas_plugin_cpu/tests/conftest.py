@@ -110,6 +110,7 @@ class Bench:
         step: Step,
         outputs: Mapping[str, tuple[tuple[int, ...], Any]],
         again: Callable[[dict[str, np.ndarray]], None] | None = None,
+        numerics: str = "exact",
     ) -> dict[str, np.ndarray]:
         """Capture and replay ``op``; gives the live part of every array afterwards.
 
@@ -118,7 +119,7 @@ class Bench:
         implementation = _IMPLEMENTATIONS[op]
         specs, buffers, views, caches = {}, {}, {}, []
         shapes: dict[str, tuple[int, ...]] = {}
-        for operand in PRIMITIVES[op].operands:
+        for operand in PRIMITIVES[implementation.op].operands:
             name = operand.name
             if isinstance(arrays.get(name), Weight):
                 weight = arrays[name]
@@ -138,7 +139,7 @@ class Bench:
             views[name] = memory
             caches += [name] if operand.kind == "cache" else []
         need = OpNeed(
-            op, specs, attrs, "native", "exact", step.tokens + step.spare, step.sequences + step.spare,
+            implementation.op, specs, attrs, "native", numerics, step.tokens + step.spare, step.sequences + step.spare,
             step.rows + step.spare, step.max_query,
         )  # fmt: skip
         verdict = implementation.supports(need)

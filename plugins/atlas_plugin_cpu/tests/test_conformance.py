@@ -7,11 +7,11 @@ from atlas_core.ops.primitives import PRIMITIVES
 from atlas_core.vocab.dtype import DType
 from atlas_plugin_cpu.implementations import implementations
 
-BY_OP = {implementation.op: implementation for implementation in implementations()}
+BY_OP = {implementation.name.removeprefix("cpu."): implementation for implementation in implementations()}
 
 
 def test_every_primitive_has_an_implementation():
-    assert BY_OP.keys() == PRIMITIVES.keys()
+    assert PRIMITIVES.keys() <= BY_OP.keys()
 
 
 @pytest.mark.parametrize("op", sorted(PRIMITIVES))

@@ -1,0 +1,58 @@
+// Prints the bits of products in every block format, of made-up rows and weights: the same program on every processor.
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "products.h"
+
+namespace {
+
+uint32_t state = 1;
+
+// Numerical Recipes' linear congruential generator.
+uint32_t next() { return state = state * 1664525u + 1013904223u; }
+
+template <class Format>
+void show(const char* name, int rows, int width) {
+    constexpr int kColumns = 512, kHeads = Format::kMinimum ? 2 : 1;
+    uint8_t* group = static_cast<uint8_t*>(aligned_alloc(64, group_bytes<Format>(kColumns)));
+    for (size_t i = 0; i < group_bytes<Format>(kColumns); ++i) group[i] = static_cast<uint8_t>(next() >> 24);
+    for (int chunk = 0; chunk < kColumns / Format::kColumns; ++chunk)
+        for (int i = 0; i < kHeads * kLanes; ++i) {
+            // A float16 between 2^-8 and 2^-7.
+            const uint16_t half = static_cast<uint16_t>(0x1C00 | (next() >> 22));
+            memcpy(group + chunk * Format::kBytes + 2 * i, &half, sizeof half);
+        }
+    const size_t sets = static_cast<size_t>((rows + width - 1) / width);
+    uint8_t* base = static_cast<uint8_t*>(aligned_alloc(64, sets * Prepared::bytes(kColumns, width)));
+    memset(base, 0, sets * Prepared::bytes(kColumns, width));
+    float* y = static_cast<float*>(aligned_alloc(64, sizeof(float) * kLanes * static_cast<size_t>(rows + 16)));
+    for (int row = 0; row < rows; ++row) {
+        float x[kColumns];
+        for (float& value : x) value = static_cast<float>(static_cast<int32_t>(next())) * 1e-9f;
+        const Prepared to = {base + static_cast<size_t>(row / width) * Prepared::bytes(kColumns, width), kColumns, width};
+        quantise(to, row % width, [&](int k) ATLAS_FLAT { return load(x + k); });
+    }
+    const Target target = {Target::kStore, y, nullptr, kLanes, 0, kLanes};
+    uint8_t* panel = static_cast<uint8_t*>(aligned_alloc(64, panel_bytes(kColumns)));
+    multiply_group<Format>(Prepared{base, kColumns, width}, rows, group, panel, target);
+    for (int i = 0; i < rows * kLanes; ++i) {
+        uint32_t bits;
+        memcpy(&bits, y + i, sizeof bits);
+        printf("%s %d %d %08x\n", name, rows, i, bits);
+    }
+    free(group), free(base), free(y), free(panel);
+}
+
+template <class Format>
+void all(const char* name) {
+    show<Format>(name, 1, 1), show<Format>(name, 3, 3), show<Format>(name, 21, 16);
+}
+
+}  // namespace
+
+int main() {
+    all<Q4_0>("q4_0"), all<Q4_1>("q4_1"), all<Q5_0>("q5_0"), all<Q5_1>("q5_1"), all<Q8_0>("q8_0");
+    all<Q4_K>("q4_k"), all<Q5_K>("q5_k"), all<Q6_K>("q6_k"), all<Iq4_Xs>("iq4_xs");
+    return 0;
+}
