@@ -20,6 +20,12 @@ PACKAGE = "atlas_plugin_toy"
 PROMPT = re.compile(r"^\$ (?:(?P<variables>(?:[A-Z_]+=\S+ )+))?(?P<command>.+)$")
 
 
+def stranger() -> dict[str, str]:
+    """The environment without what ``make`` and this session put there: pip takes no constraints where nothing is isolated."""
+    own = ("ATLAS_", "PYTHON", "PIP_CONSTRAINT", "PIP_BUILD_CONSTRAINT")
+    return {key: value for key, value in os.environ.items() if not key.startswith(own)}
+
+
 @dataclass(frozen=True)
 class Said:
     """What a command printed, both streams together, and how it ended."""
@@ -52,7 +58,7 @@ class Site:
 
     def run(self, *command: str, **variables: str) -> Said:
         """Run Python with ``command`` in the root of the checkout, where the pages' relative paths lead somewhere."""
-        kept = {key: value for key, value in os.environ.items() if not key.startswith(("ATLAS_", "PYTHON"))}
+        kept = stranger()
         done = subprocess.run(
             [sys.executable, *command], cwd=ROOT, check=False, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             env={**kept, **variables, "PYTHONPATH": str(self.folder), "PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "200"},
@@ -76,7 +82,7 @@ def install(source: Path, target: Path) -> Site:
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-index", "--no-deps"]
     subprocess.run(
         [*pip, "--no-build-isolation", "--no-compile", "--target", str(target), str(copy)], check=True,
-        env={**os.environ, "ATLAS_SKIP_BUILD": "1"},
+        env={**stranger(), "ATLAS_SKIP_BUILD": "1"},
     )  # fmt: skip
     return Site(target)
 
