@@ -53,6 +53,8 @@ class _Fast(CpuImplementation):
 
     def _refusals(self, need: OpNeed) -> list[str]:
         reasons = [] if need.numerics == "fast" else ["rounds activations to int8, which exact numerics do not"]
+        if need.operands[self.x].live == "R":
+            reasons.append("leaves logits to the exact kernel: the head waits for memory, not for arithmetic")
         for product in self.products:
             layout = need.operands[product.weight].layout
             if layout is None or layout.name not in LAYOUTS:
@@ -150,12 +152,6 @@ class FastLinearAdd(_Fast):
     """A product, added to what came before the layer."""
 
     op, mode, other = "linear_add", _ADD, "residual"
-
-
-class FastNormLinear(_Fast):
-    """A norm and a product."""
-
-    op, norm = "norm_linear", "norm_weight"
 
 
 class FastNormQkv(_Fast):

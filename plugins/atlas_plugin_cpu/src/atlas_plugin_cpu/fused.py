@@ -16,9 +16,6 @@ LINEAR_ADD = FusedOp(
 )
 """A projection back into the residual stream."""
 
-NORM_LINEAR = FusedOp("norm_linear", (NORM, _linear("weight", "y")), ("y",))
-"""The head."""
-
 NORM_QKV = FusedOp(
     "norm_qkv",
     (NORM, _linear("q_weight", "q"), _linear("k_weight", "k"), _linear("v_weight", "v")),
@@ -41,4 +38,4 @@ NORM_GATE_UP_SILU = FusedOp(
 
 def fused_ops() -> list[FusedOp]:
     """Every fused op that the CPU knows."""
-    return [LINEAR_ADD, NORM_LINEAR, NORM_QKV, NORM_GATE_UP_SILU]
+    return [LINEAR_ADD, NORM_QKV, NORM_GATE_UP_SILU]

@@ -33,7 +33,6 @@ def implementations() -> list[OpImplementation]:
         tail.Advance(),
         fast.FastLinear(),
         fast.FastLinearAdd(),
-        fast.FastNormLinear(),
         fast.FastNormQkv(),
         fast.FastNormGateUp(),
     ]

@@ -31,6 +31,8 @@ ATLAS_INLINE f32x16 product(const float* x, const uint8_t* group, int columns) {
     f32x16 total = {};
     for (int k0 = 0; k0 < columns; k0 += kBlock) {
         f32x16 part = {};
+        constexpr int kBlockBytes = Format::kBytes / (Format::kColumns / kBlock);
+        prefetch_block<kBlockBytes>(group + static_cast<size_t>(k0 / kBlock) * kBlockBytes);
         Format::each(chunk_at<Format>(group, k0), k0 % Format::kColumns / kBlock, smaller(kBlock, columns - k0),
                      [&](int k, f32x16 w) ATLAS_FLAT { part = fma(w, splat(x[k0 + k]), part); });
         total += part;

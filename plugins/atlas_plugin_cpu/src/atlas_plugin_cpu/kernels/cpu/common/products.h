@@ -54,15 +54,6 @@ struct Undo {
     }
 };
 
-constexpr int kAheadBytes = 4096;
-
-// Weights that one row passes come from memory; the processor's own prefetching leaves a third of its speed unused.
-template <int kBytes>
-ATLAS_INLINE void prefetch_block(const uint8_t* at) {
-#pragma GCC unroll 16
-    for (int line = 0; line < kBytes; line += 64) __builtin_prefetch(at + kAheadBytes + line);
-}
-
 // T rows of one set of prepared rows, from ``row`` on.
 template <class Format, int T>
 void multiply_rows(const Prepared& x, int row, const uint8_t* group, f32x16* totals) {

@@ -176,6 +176,15 @@ struct Iq4_Xs : Coded<Iq4_Xs> {
     }
 };
 
+constexpr int kAheadBytes = 4096;
+
+// Weights that one row passes come from memory; the processor's own prefetching leaves a third of its speed unused.
+template <int kBytes>
+ATLAS_INLINE void prefetch_block(const uint8_t* at) {
+#pragma GCC unroll 16
+    for (int line = 0; line < kBytes; line += 64) __builtin_prefetch(at + kAheadBytes + line);
+}
+
 // Bytes of one group of 16 rows; plain formats may end inside a chunk.
 template <class Format>
 ATLAS_INLINE size_t group_bytes(int columns) {
