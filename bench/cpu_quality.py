@@ -5,6 +5,7 @@
 The reference is Atlas in exact numerics, which tests hold to the fp32 model. For prefixes of the golden texts, the mean of
 KL(reference || engine) over the next token, in nats, and how often the most likely token is the reference's.
 """
+# ruff: noqa: INP001, T201 (a script: it prints)
 
 import argparse
 import json
@@ -14,9 +15,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import numpy as np  # noqa: E402
-
-from cpu.children import Engines  # noqa: E402
+import numpy as np
+from cpu.children import Engines
 
 Array = np.ndarray
 

@@ -6,6 +6,7 @@
 Speeds are tokens per CPU second (user and system time of the process) with one thread, so that a shared machine is fair to
 both; the median of rounds A B A B. Files beside the first are made once, in --folder. Both sample greedily.
 """
+# ruff: noqa: INP001, T201 (a script: it prints)
 
 import argparse
 import statistics
@@ -15,8 +16,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from cpu.children import Child, Engines, competitors, read_bandwidth  # noqa: E402
-from cpu.files import encodings, gemma_shaped  # noqa: E402
+from cpu.children import Engines, competitors, read_bandwidth
+from cpu.files import encodings, gemma_shaped
 
 DECODED, PROMPT_TOKENS, COMPETITORS = 48, 512, 8
 GOALS = {"Q4_1": (1.2, 2.5)}
@@ -56,12 +57,16 @@ def starts(engines: Engines, model: Path, rounds: int) -> dict[str, tuple[float,
     for _ in range(rounds):
         for name in engines.names:
             found[name].append(measured(name))
-    return {name: tuple(statistics.median(column) for column in zip(*rows, strict=True)) for name, rows in found.items()}
+    return {
+        name: tuple(statistics.median(column) for column in zip(*rows, strict=True)) for name, rows in found.items()
+    }
 
 
 def _row(what: str, ours: float, theirs: float, goal: float, better: Callable[[float, float], bool]) -> None:
     ratio = ours / theirs
-    print(f"    {what:<44} {ours:9.2f} {theirs:9.2f}  ratio {ratio:5.2f}  goal {goal:4.2f}  {'ok' if better(ratio, goal) else 'MISSED'}")
+    print(
+        f"    {what:<44} {ours:9.2f} {theirs:9.2f}  ratio {ratio:5.2f}  goal {goal:4.2f}  {'ok' if better(ratio, goal) else 'MISSED'}"
+    )
 
 
 def main() -> None:
@@ -76,7 +81,10 @@ def main() -> None:
     arguments.folder.mkdir(parents=True, exist_ok=True)
     engines = Engines(arguments.peer)
     files = encodings(arguments.model, arguments.folder, engines)
-    files |= {f"gemma-shaped {layout.upper()}": gemma_shaped(arguments.model, arguments.folder, layout) for layout in ("q4_0", "q4_k")}
+    files |= {
+        f"gemma-shaped {layout.upper()}": gemma_shaped(arguments.model, arguments.folder, layout)
+        for layout in ("q4_0", "q4_k")
+    }
     bandwidth = read_bandwidth()
     print(f"one thread reads {bandwidth / 1e9:.1f} GB/s; columns: atlas, peer")
     greater: Callable[[float, float], bool] = lambda ratio, goal: ratio >= goal  # noqa: E731

@@ -1,4 +1,5 @@
 """One engine's part of ``cpu_vs_llama_cpp.py``: Atlas, in a process of its own. Prints one JSON object a line."""
+# ruff: noqa: INP001, T201 (a script: it prints)
 
 import json
 import resource
@@ -52,7 +53,9 @@ class Session:
     def logits(self, tokens: list[int]) -> np.ndarray:
         """float32 [vocabulary] after a prompt."""
         scheduler = Scheduler(self.built.limits)
-        scheduler.submit(Generate("logits", tuple(tokens), SamplingParams(temperature=0.0, max_tokens=1)), seed=0, stop_ids=())
+        scheduler.submit(
+            Generate("logits", tuple(tokens), SamplingParams(temperature=0.0, max_tokens=1)), seed=0, stop_ids=()
+        )
         plan = scheduler.schedule()
         assert plan is not None
         ticket = self.built.runner.launch(plan)

@@ -1,4 +1,5 @@
 """Starting both engines and asking them; what the machine can do."""
+# ruff: noqa: INP001 (a script: it prints)
 
 import json
 import subprocess

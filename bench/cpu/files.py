@@ -1,12 +1,13 @@
 """The files that both engines read: one model in several encodings, and one with the shapes of a Gemma."""
+# ruff: noqa: INP001 (a script: it prints)
 
 from pathlib import Path
 
 import gguf
 import numpy as np
+from cpu.children import Engines
 
 from atlas_quant_gguf.formats import GgufFormat
-from cpu.children import Engines
 
 KINDS = {"Q4_0": 2, "Q8_0": 7, "Q4_K": 15}
 """llama_ftype of each encoding; Q4_K is the mixture Q4_K_M."""

@@ -49,7 +49,9 @@ class _Fast(CpuImplementation):
         verdict = super().supports(need)
         if not verdict.ok:
             return verdict
-        return Verdict.yes(RANK, "activations rounded to int8 in blocks of 32, exact integer sums, bits independent of batch")
+        return Verdict.yes(
+            RANK, "activations rounded to int8 in blocks of 32, exact integer sums, bits independent of batch"
+        )
 
     def _refusals(self, need: OpNeed) -> list[str]:
         reasons = [] if need.numerics == "fast" else ["rounds activations to int8, which exact numerics do not"]

@@ -53,7 +53,7 @@ def _quads(codes: Bytes) -> Bytes:
 def _pairs(codes: Bytes) -> Bytes:
     """Codes below 16 as quads, two of them in the halves of each byte: [..., pair of quads, lane, 4]."""
     quads = _quads(codes)
-    packed: Bytes = quads[..., 0::2, :, :] | quads[..., 1::2, :, :] << 4
+    packed: Bytes = quads[..., 0::2, :, :] | quads[..., 1::2, :, :] << np.uint8(4)
     return packed
 
 
@@ -162,7 +162,7 @@ def _iq4_xs(rows: Bytes) -> Bytes:
     blocks = _blocks(rows, 136)
     low = _bits(blocks[..., 4:8], 4, 2).swapaxes(-1, -2).reshape(*blocks.shape[:3], 8)
     high = _bits(blocks[..., 2:4], 2, 4).swapaxes(-1, -2).reshape(*blocks.shape[:3], 8)
-    factors = ((low | high << 4) - np.uint8(32)).transpose(0, 1, 3, 2)
+    factors = ((low | high << np.uint8(4)) - np.uint8(32)).transpose(0, 1, 3, 2)
     codes = _halves(blocks[..., 8:136].reshape(*blocks.shape[:3], 8, 16))
     return _flat(blocks[..., :2], factors, _pairs(_by_block(codes)))
 

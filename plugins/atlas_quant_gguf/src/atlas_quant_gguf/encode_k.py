@@ -68,7 +68,7 @@ def q5_k(x: Floats) -> Bytes:
     """As q4_k, with fifth bits: bit i of byte j belongs to weight j of the i-th 32."""
     head, codes = _with_minima(x, 31)
     fifth = np.packbits(codes.swapaxes(1, 2) >> 4, axis=2, bitorder="little").reshape(len(codes), 32)
-    return np.concatenate([head, fifth, _pair_blocks(codes & 15)], axis=1)
+    return np.concatenate([head, fifth, _pair_blocks(codes & np.uint8(15))], axis=1)
 
 
 def q6_k(x: Floats) -> Bytes:
