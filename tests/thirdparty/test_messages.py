@@ -19,7 +19,7 @@ EDITS = {
     "stale": ([(SOURCE, "row by row", "one row after the other")], [6]),
     "entry": ([(IMPLEMENTATIONS, '(("gate", "silu_mul"),)', '(("gate", "silu"),)')], [6]),
     "arguments": ([(IMPLEMENTATIONS, "            i32(gate.shape[1]),\n", "")], [6]),
-    "tie": ([(IMPLEMENTATIONS, "RANK = 20", "RANK = 10")], [4]),
+    "tie": ([(IMPLEMENTATIONS, "RANK = 20", "RANK = 5")], [4]),
     "refused": ([], [4]),
 }
 """By the name of the page's block: what is changed in the example, and the exit codes of the block's commands."""

@@ -68,7 +68,8 @@ def test_the_plan_says_who_runs_what_and_why(toy, follow):
     assert own == {"toy.silu_mul"}
     assert {step["implementation"].partition(".")[0] for step in steps if step["op"] != "silu_mul"} == {"cpu"}
     (loser,) = next(step["rejected"] for step in steps if step["op"] == "silu_mul")
-    assert (loser["name"], loser["ok"], loser["rank"]) == ("cpu.silu_mul", True, 10)
+    assert (loser["name"], loser["ok"]) == ("cpu.silu_mul", True)
+    assert loser["rank"] < 20
 
 
 def test_it_is_not_chosen_unless_asked_for(toy):
