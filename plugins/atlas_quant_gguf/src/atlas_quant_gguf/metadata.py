@@ -4,6 +4,7 @@ Layout, little-endian: magic, u32 version, u64 tensors, u64 keys; per key: strin
 u32 dimensions, u64 extents (innermost first), u32 type, u64 offset; padding to the alignment; the tensors.
 """
 
+import contextlib
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -117,6 +118,22 @@ class _Cursor:
         except UnicodeDecodeError as error:
             self.refuse(f"{what} is not UTF-8: {error.reason}")
 
+    def strings(self, count: int, what: str) -> list[str]:
+        """As many strings one behind the other; a vocabulary has hundreds of thousands, so each costs two reads and no more."""
+        read, found, position = self._file.read, [], self.position
+        limit = min(self.size, _MAX_HEADER)
+        # What ends this early is told below, where the string is read again with every check.
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            for _ in range(count):
+                length = int.from_bytes(read(8), "little")
+                if length > _MAX_STRING or position + 8 + length > limit:
+                    break
+                found.append(read(length).decode("utf-8"))
+                position += 8 + length
+        self._file.seek(position)
+        self.position = position
+        return found + [self.string(what) for _ in range(count - len(found))]
+
     def refuse(self, why: str, cure: str = AGAIN) -> NoReturn:
         raise CheckpointError(
             f"{self._path} is not a GGUF file that can be read", f"at byte {self.position} of {self.size}: {why}", cure
@@ -141,6 +158,8 @@ def _array(cursor: _Cursor, key: str, depth: int) -> list[Any]:
     if depth == _MAX_DEPTH:
         cursor.refuse(f"the arrays of {key!r} are nested more than {_MAX_DEPTH} deep")
     count = cursor.count(_MAX_ITEMS, 8 if kind == _STRING else 12, f"items in {key!r}")
+    if kind == _STRING:
+        return cursor.strings(count, f"the value of {key!r}")
     return [_value(cursor, kind, key, depth + 1) for _ in range(count)]
 
 
