@@ -70,7 +70,7 @@ def test_the_richest_architecture_that_runs_ranks_first(monkeypatch):
     assert not machine.runs("riscv64").ok
 
 
-def test_the_build_hook_knows_the_same_architectures():
+def test_the_build_hook_knows_the_machine_of_every_architecture():
     path = Path(__file__).parents[1] / "hatch_build.py"
     tree = ast.parse(path.read_text("utf-8"))
     (table,) = (
@@ -78,4 +78,5 @@ def test_the_build_hook_knows_the_same_architectures():
         for node in tree.body
         if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "_MACHINES"
     )
-    assert table == {name: arch.machine for name, arch in ARCHS.items()}
+    for name, arch in ARCHS.items():
+        assert [machine for prefix, machine in table.items() if name.startswith(prefix)] == [arch.machine]
