@@ -84,7 +84,9 @@ def _folder(package: str, roots: Sequence[KernelRoot]) -> Path:
     try:
         folder = Path(str(resources.files(package))) / roots[0].folder
     except (ModuleNotFoundError, TypeError) as error:  # TypeError: a module without a folder
-        raise KernelError("the package of a kernel root is not installed", str(error), "reinstall its plugin") from error
+        raise KernelError(
+            "the package of a kernel root is not installed", str(error), "reinstall its plugin"
+        ) from error
     if not folder.is_dir():
         raise KernelError(f"the kernel root {folder} does not exist", cure="reinstall the plugin that declares it")
     return folder
