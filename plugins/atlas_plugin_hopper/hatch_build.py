@@ -11,6 +11,7 @@ import json
 import os
 import platform
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +30,9 @@ class KernelBinaries(BuildHookInterface[Any]):
         if version == "editable" or os.environ.get("ATLAS_SKIP_BUILD", "").lower() not in ("", "0", "false", "no"):
             return
         kernels = next(Path(self.root, "src").glob("*/kernels"))
-        for hardware, layer in _wanted(kernels):
+        for hardware, layer, archs in _wanted(kernels):
             found = sorted(kernels.parent.glob(f"_compiled/{hardware}/*/{layer}/manifest.json"))
-            kept = [path for path in found if _travels(path.relative_to(kernels.parent).parts[2])]
+            kept = [path for path in found if _travels(path.relative_to(kernels.parent).parts[2], archs)]
             if not kept:
                 self.app.abort(
                     f"{kernels.parent.name}: no kernels of {hardware}/{layer} to package.\n"
@@ -62,23 +63,31 @@ class KernelBinaries(BuildHookInterface[Any]):
             build_data["tag"] = f"py3-none-linux_{machine}"
 
 
-def _travels(arch: str) -> bool:
-    return not arch.startswith("native-") and _machine(arch) in (None, platform.machine())
+def _travels(arch: str, archs: Sequence[str] | None) -> bool:
+    """Whether binaries for ``arch`` are for others; what the machine declares no more is a leftover."""
+    return (
+        not arch.startswith("native-")
+        and (archs is None or arch in archs)
+        and _machine(arch) in (None, platform.machine())
+    )
 
 
 def _machine(arch: str) -> str | None:
     return next((machine for name, machine in _MACHINES.items() if arch.startswith(name)), None)
 
 
-def _wanted(kernels: Path) -> list[tuple[str, str]]:
-    """(hardware, layer) of everything that this distribution brings: its machines' common layers, and its leaves."""
-    machines = [
-        path.parent.name
+def _wanted(kernels: Path) -> list[tuple[str, str, Sequence[str] | None]]:
+    """(hardware, layer, declared architectures) of what this distribution brings: its machines' common layers, its leaves.
+
+    Architectures are None for leaves of a machine that another distribution declares.
+    """
+    machines = {
+        path.parent.name: tomllib.loads(path.read_text("utf-8"))["hardware"]
         for path in sorted(kernels.glob("*/HARDWARE.toml"))
-        if not tomllib.loads(path.read_text("utf-8"))["hardware"].get("abstract", False)
-    ]
+    }
+    archs = {name: hardware["archs"] for name, hardware in machines.items()}
     leaves = [path.parent.relative_to(kernels).parts for path in sorted(kernels.glob("*/*/*/KERNEL.toml"))]
     return [
-        *((machine, "common") for machine in machines),
-        *((hardware, f"{model}/{quant}") for hardware, model, quant in leaves),
+        *((name, "common", archs[name]) for name, hardware in machines.items() if not hardware.get("abstract", False)),
+        *((hardware, f"{model}/{quant}", archs.get(hardware)) for hardware, model, quant in leaves),
     ]

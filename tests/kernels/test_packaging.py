@@ -73,6 +73,15 @@ def build(project, **environment):
     return (wheels[0], set(zipfile.ZipFile(wheels[0]).namelist())) if wheels else (None, done.stdout + done.stderr)
 
 
+def declare(project, *archs):
+    """Let HARDWARE.toml declare other architectures, as if everything had been compiled since."""
+    path = project / "src/toy_kernels/kernels/toy/HARDWARE.toml"
+    old = digest(path)
+    path.write_text(f"[hardware]\nname = 'toy'\nvendor = 'v'\narchs = {list(archs)}\n")
+    for manifest in (project / "src/toy_kernels/_compiled").rglob("manifest.json"):
+        manifest.write_text(manifest.read_text().replace(old, digest(path)))
+
+
 def compiled(names):
     return {name.removeprefix("toy_kernels/_compiled/") for name in names if "_compiled" in name}
 
@@ -92,6 +101,7 @@ def test_a_wheel_for_a_processor_names_its_machine_and_others_stay_at_home(proje
     content = json.loads((folder / "sm_1/common/manifest.json").read_text()) | {"arch": arch}
     (folder / "sm_1").rename(folder / arch)
     (folder / arch / "common/manifest.json").write_text(json.dumps(content))
+    declare(project, arch)
     wheel, names = build(project)
     if platform.machine() == machine:
         assert wheel.name.endswith(f"-py3-none-linux_{machine}.whl")
@@ -110,6 +120,17 @@ def test_what_is_stale_is_not_packaged(project, name):
     assert wheel is None
     assert "is missing or not what was compiled" in said
     assert "atlas kernels build --hw toy --arch sm_1" in said
+
+
+def test_what_is_declared_no_more_stays_at_home(project):
+    shutil.copytree(project / "src/toy_kernels/_compiled/toy/sm_1", project / "src/toy_kernels/_compiled/toy/sm_0")
+    (project / "src/toy_kernels/_compiled/toy/sm_0/common/scale.cubin").write_text("stale")
+    _, names = build(project)
+    assert compiled(names) == {"toy/sm_1/common/scale.cubin", "toy/sm_1/common/manifest.json"}
+    declare(project, "sm_2")
+    wheel, said = build(project)
+    assert wheel is None
+    assert "no kernels of toy/common to package" in said
 
 
 def test_a_wheel_without_binaries_is_made_on_request_only(project):
