@@ -15,7 +15,7 @@ serve: kernels            ## serve MODEL on PORT
 	@$(BIN)/atlas serve $(MODEL) --port $(PORT)
 
 test: kernels $(VENV)/.tools   ## every test that needs no GPU
-	@$(BIN)/python -m pytest -q
+	@$(BIN)/python -m pytest -q -n 2 --dist loadfile
 
 check: $(VENV)/.tools     ## style, types, layers, declared dependencies
 	@$(BIN)/ruff check && $(BIN)/ruff format --check && $(BIN)/mypy && $(BIN)/lint-imports --no-logo
