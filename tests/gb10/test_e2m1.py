@@ -14,6 +14,9 @@ HERE = Path(__file__).parent
 HEADERS = Path(atlas_plugin_gb10.__file__).parent / "kernels/gb10/common"
 INFINITY = 0x7F800000
 
+# Where zig is the compiler, its first program waits for its C++ library to be built.
+pytestmark = pytest.mark.timeout(900)
+
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory) -> list[list[str]]:
