@@ -90,7 +90,9 @@ def test_a_hub_id(tmp_path, hub, offline):
 
 
 @pytest.mark.parametrize("model", ["nothing", "./not/there", "a/b/c", "", "../x"])
-def test_what_is_no_model(tmp_path, offline, model):
+def test_what_is_no_model(tmp_path, offline, model, monkeypatch):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
     with pytest.raises(UsageError, match="there is no model") as caught:
         resolve(model, tmp_path)
     assert caught.value.cure == "catalogue names: toy"
