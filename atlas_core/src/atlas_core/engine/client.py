@@ -7,6 +7,7 @@ import socket
 import sys
 import tempfile
 import threading
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
@@ -109,7 +110,7 @@ class _Stream:
         return item
 
 
-class _Client:
+class _Client(ABC):
     """What both clients share: everything but how the other end comes to be."""
 
     def __init__(self, build: str, settings: bytes, *, stream_capacity: int = STREAM_CAPACITY) -> None:
@@ -199,17 +200,17 @@ class _Client:
         if self._pump is not None:
             await self._pump
 
+    @abstractmethod
     async def _open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Bring the other end to life and connect to it."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def _end(self) -> None:
         """See to it that the other end, whose socket is closed, is no more."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def _last_words(self) -> str:
         """Why the other end is no more, as far as can be told."""
-        raise NotImplementedError
 
     def _send(self, message: Message) -> None:
         frame = encode(message)
