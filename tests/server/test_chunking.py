@@ -67,6 +67,8 @@ def stream(face, turn, pairs):
         whole[index].add(delta)
         data += writer.chunk(index, delta)
     data += writer.closing(outputs)
+    assert data.endswith(DONE)
+    data = data.removesuffix(DONE)
     parts = data.decode().split("\n\n")
     assert parts.pop() == ""
     assert all(part.startswith("data: ") and "\n" not in part for part in parts)

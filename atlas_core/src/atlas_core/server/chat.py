@@ -10,7 +10,7 @@ from atlas_core.server.logprobs import chat_logprobs
 from atlas_core.server.ports import ServedModel
 from atlas_core.server.prompt import Conversation, encode_pieces, render
 from atlas_core.server.schema import ChatRequest
-from atlas_core.server.sse import ChunkTemplate, encode
+from atlas_core.server.sse import DONE, Chunks, ChunkTemplate, encode
 from atlas_core.server.structured import answer_grammar
 from atlas_core.server.translate import check_prompt
 from atlas_core.server.turn import Output, Prompt, Turn, usage
@@ -73,7 +73,7 @@ class Chat:
         return ChatChunks(turn)
 
 
-class ChatChunks:
+class ChatChunks(Chunks):
     """First a delta with the role, then deltas with what the answer gains, last an empty one with the finish reason."""
 
     def __init__(self, turn: Turn) -> None:
@@ -104,8 +104,8 @@ class ChatChunks:
         return events
 
     def closing(self, outputs: Sequence[Output]) -> bytes:
-        """The usage, if it was asked for."""
-        return self._template.closing(usage(outputs, self._turn.n)) if self._turn.include_usage else b""
+        """The usage, if it was asked for, and the DONE mark."""
+        return (self._template.closing(usage(outputs, self._turn.n)) if self._turn.include_usage else b"") + DONE
 
     def _event(
         self, index: int, content: bytes, delta: Delta | None = None, *, finish: bytes = b"null", more: bytes = b""

@@ -7,7 +7,7 @@ from atlas_core.server.answer import Reading
 from atlas_core.server.logprobs import LegacyLogprobs
 from atlas_core.server.ports import ServedModel
 from atlas_core.server.schema import CompletionRequest
-from atlas_core.server.sse import ChunkTemplate, encode
+from atlas_core.server.sse import DONE, Chunks, ChunkTemplate, encode
 from atlas_core.server.structured import answer_grammar
 from atlas_core.server.translate import check_ids, check_prompt, split_prompts
 from atlas_core.server.turn import Output, Prompt, Turn, usage
@@ -68,7 +68,7 @@ class Completions:
         return CompletionChunks(turn)
 
 
-class CompletionChunks:
+class CompletionChunks(Chunks):
     """Pieces of text; the echo comes before the first, the finish reason with the last."""
 
     def __init__(self, turn: Turn) -> None:
@@ -98,8 +98,8 @@ class CompletionChunks:
         return self._template.choice(choice + b"}")
 
     def closing(self, outputs: Sequence[Output]) -> bytes:
-        """The usage, if it was asked for."""
-        return self._template.closing(usage(outputs, self._turn.n)) if self._turn.include_usage else b""
+        """The usage, if it was asked for, and the DONE mark."""
+        return (self._template.closing(usage(outputs, self._turn.n)) if self._turn.include_usage else b"") + DONE
 
 
 def _envelope(turn: Turn) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from atlas_core.vocab.sampling import SamplingParams
 R = TypeVar("R", bound=Request)
 
 _LOG = logging.getLogger("atlas.server")
-_STREAM_HEADERS = (
+STREAM_HEADERS = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     # Proxies of the nginx family hold streams back unless told not to.
@@ -101,45 +101,45 @@ class Generation(Generic[R]):
         send: Send,
     ) -> None:
         record = record_of(scope)
-        turn = await self._turn(service, model, request, arrival)
+        turn = await make_turn(self._face, service, model, request, arrival)
         outputs = [Output() for _ in turn.sequences]
         deltas = run(service.engine, turn, places, self._shared.metrics, self._shared.clock)
         try:
             if turn.stream:
-                stream = EventStream(send, _STREAM_HEADERS, self._shared.options.ping_interval)
+                stream = EventStream(send, STREAM_HEADERS, self._shared.options.ping_interval)
                 record.error = await stream.respond(deltas, self._face.writer(turn), outputs, record.id)
             else:
                 await collect(deltas, outputs)
                 await json_response(self._face.whole(turn, outputs))(scope, receive, send)
         finally:
-            _write_down(record, outputs, turn.n)
+            write_down(record, outputs, turn.n)
 
-    async def _turn(self, service: Service, model: str, request: R, arrival: float) -> Turn:
-        info, served = service.engine.info, service.model
-        reading = self._face.reading(request, served)
-        sampling = _heard(sampling_params(request, served.sampling, info), reading, served)
-        work = asyncio.to_thread(self._face.prompts, request, served, info)
-        try:
-            prompts = await asyncio.wait_for(work, _MOST_PREPARATION_S)
-        except TimeoutError:
-            raise RequestError(
-                "the request takes too long to prepare", f"{_MOST_PREPARATION_S} s have not been enough",
-                "send a shorter prompt, or a simpler grammar", code="too_complex",
-            ) from None  # fmt: skip
-        answer_id = self._face.id_prefix + uuid.uuid4().hex
-        n = request.n or 1
-        options = request.stream_options
-        return Turn(
-            answer_id, int(time.time()), model, info.fingerprint, tuple(prompts), n,
-            sequences(prompts, n, sampling, answer_id, arrival),
-            hidden=served.tokenizer.special_ids - set(sampling.shown_tokens)
-            if sampling.skip_special_tokens
-            else frozenset(),
-            stream=bool(request.stream),
-            include_usage=bool(options and options.include_usage),
-            token_ids=bool(request.return_token_ids),
-            reading=reading,
-        )  # fmt: skip
+
+async def make_turn(face: Face[R], service: Service, model: str, request: R, arrival: float) -> Turn:
+    """``request`` as the internal turn; ``model`` is the name to answer with, ``arrival`` monotonic time. Raises RequestError."""
+    info, served = service.engine.info, service.model
+    reading = face.reading(request, served)
+    sampling = _heard(sampling_params(request, served.sampling, info), reading, served)
+    work = asyncio.to_thread(face.prompts, request, served, info)
+    try:
+        prompts = await asyncio.wait_for(work, _MOST_PREPARATION_S)
+    except TimeoutError:
+        raise RequestError(
+            "the request takes too long to prepare", f"{_MOST_PREPARATION_S} s have not been enough",
+            "send a shorter prompt, or a simpler grammar", code="too_complex",
+        ) from None  # fmt: skip
+    answer_id = face.id_prefix + uuid.uuid4().hex
+    n = request.n or 1
+    options = request.stream_options
+    return Turn(
+        answer_id, int(time.time()), model, info.fingerprint, tuple(prompts), n,
+        sequences(prompts, n, sampling, answer_id, arrival),
+        hidden=served.tokenizer.special_ids - set(sampling.shown_tokens) if sampling.skip_special_tokens else frozenset(),
+        stream=bool(request.stream),
+        include_usage=bool(options and options.include_usage),
+        token_ids=bool(request.return_token_ids),
+        reading=reading,
+    )  # fmt: skip
 
 
 def _heard(sampling: SamplingParams, reading: Reading, model: ServedModel) -> SamplingParams:
@@ -171,6 +171,7 @@ def unknown_model(asked: str, model: ServedModel) -> RequestError:
     )  # fmt: skip
 
 
-def _write_down(record: Record, outputs: list[Output], n: int) -> None:
+def write_down(record: Record, outputs: list[Output], n: int) -> None:
+    """Put the tokens of ``outputs`` into the request's record."""
     record.prompt_tokens = sum(output.prompt_tokens for output in outputs[::n])
     record.completion_tokens = sum(output.completion_tokens for output in outputs)

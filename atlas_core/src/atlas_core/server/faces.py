@@ -7,6 +7,7 @@ from atlas_core.server.answer import Reading
 from atlas_core.server.ports import ServedModel
 from atlas_core.server.schema import Request
 from atlas_core.server.turn import Output, Prompt, Turn
+from atlas_core.vocab.errors import AtlasError
 from atlas_core.vocab.messages import Delta, Ready
 
 R = TypeVar("R", bound=Request)
@@ -15,12 +16,25 @@ R = TypeVar("R", bound=Request)
 class ChunkWriter(Protocol):
     """The events of one stream. Joined, they say what the whole answer says, however the deltas are cut."""
 
+    @property
+    def ping(self) -> bytes:
+        """What shows, while nothing else is sent, that the connection lives."""
+        ...
+
+    def opening(self) -> bytes:
+        """Zero or more events that follow the headers at once, before the first delta is there."""
+        ...
+
     def chunk(self, index: int, delta: Delta) -> bytes:
         """Zero or more events for what choice ``index`` gained."""
         ...
 
     def closing(self, outputs: Sequence[Output]) -> bytes:
-        """Zero or more events behind the last delta; the DONE mark is not among them."""
+        """Everything behind the last delta, the mark of the end among it where clients expect one."""
+        ...
+
+    def failed(self, error: AtlasError) -> bytes:
+        """The last events of a stream that broke off; never nothing, so that no client takes it for a whole one."""
         ...
 
 

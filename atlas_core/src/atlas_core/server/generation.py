@@ -8,12 +8,11 @@ from typing import Any, TypeVar
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Send
 
-from atlas_core.server.errors import error_object, internal_error
+from atlas_core.server.errors import internal_error
 from atlas_core.server.faces import ChunkWriter
 from atlas_core.server.limits import Places
 from atlas_core.server.metrics import Metrics
 from atlas_core.server.ports import Engine
-from atlas_core.server.sse import DONE, PING, encode, event
 from atlas_core.server.turn import Output, Turn
 from atlas_core.vocab.errors import AtlasError, EngineError
 from atlas_core.vocab.messages import Delta, Generate
@@ -72,7 +71,7 @@ class EventStream:
     """Sends one stream. What fails before the first delta is raised, to become an HTTP status; what fails later, an event."""
 
     def __init__(self, send: Send, headers: Sequence[tuple[bytes, bytes]], ping_interval: float) -> None:
-        """``ping_interval``: seconds without data after which a comment is sent.
+        """``ping_interval``: seconds without data after which the writer's ping is sent.
 
         The first delta is awaited for as long, before the headers are sent without it.
         """
@@ -91,7 +90,10 @@ class EventStream:
             if first.done():
                 first.result()
             await self._send({"type": "http.response.start", "status": 200, "headers": list(self._headers)})
-            pinger = asyncio.create_task(self._ping())
+            opening = writer.opening()
+            if opening:
+                await self._write(opening)
+            pinger = asyncio.create_task(self._ping(writer.ping))
             try:
                 failure = await self._deliver(first, deltas, writer, outputs, request_id)
             finally:
@@ -117,13 +119,13 @@ class EventStream:
             async for pair in deltas:
                 await self._one(pair, writer, outputs)
         except AtlasError as error:
-            await self._write(event(encode(error_object(error))))
+            await self._write(writer.failed(error))
             return error.what
         except Exception as error:  # noqa: BLE001 the status is out, so that nobody above could tell the client
             _LOG.error("request %s failed while it was streamed", request_id, exc_info=error)
-            await self._write(event(encode(error_object(internal_error(request_id)))))
+            await self._write(writer.failed(internal_error(request_id)))
             return type(error).__name__
-        await self._write(writer.closing(outputs) + DONE)
+        await self._write(writer.closing(outputs))
         return None
 
     async def _one(self, pair: tuple[int, Delta], writer: ChunkWriter, outputs: Sequence[Output]) -> None:
@@ -137,12 +139,12 @@ class EventStream:
         self._quiet = False
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
-    async def _ping(self) -> None:
+    async def _ping(self, ping: bytes) -> None:
         while True:
             self._quiet = True
             await asyncio.sleep(self._interval)
             if self._quiet:
-                await self._write(PING)
+                await self._write(ping)
 
 
 async def _checked(

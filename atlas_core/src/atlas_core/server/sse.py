@@ -5,6 +5,9 @@ from typing import Any
 
 import msgspec
 
+from atlas_core.server.errors import error_object
+from atlas_core.vocab.errors import AtlasError
+
 DONE = b"data: [DONE]\n\n"
 PING = b": ping\n\n"
 """A comment: clients skip it, and proxies see that the connection lives."""
@@ -17,6 +20,20 @@ def event(payload: bytes) -> bytes:
     if b"\n" in payload or b"\r" in payload:
         raise ValueError("the payload of an event is one line")
     return b"data: " + payload + b"\n\n"
+
+
+class Chunks:
+    """What all streams of chunks have in common: nothing before the first, comments as pings, errors as OpenAI's object."""
+
+    ping = PING
+
+    def opening(self) -> bytes:
+        """Nothing."""
+        return b""
+
+    def failed(self, error: AtlasError) -> bytes:
+        """The error, without the DONE mark: SDKs raise it."""
+        return event(encode(error_object(error)))
 
 
 class ChunkTemplate:
