@@ -9,12 +9,12 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_BUILD_CONSTRAINT := $(PIP_CONSTRAINT)
 
-.PHONY: serve test check format kernels bench dist clean
+.PHONY: serve test check format kernels clients bench dist clean
 
 serve: kernels            ## serve MODEL on PORT
 	@$(BIN)/atlas serve $(MODEL) --port $(PORT)
 
-test: kernels $(VENV)/.tools   ## every test that needs no GPU
+test: kernels clients     ## every test that needs no GPU
 	@$(BIN)/python -m pytest -q -n 2 --dist loadfile
 
 check: $(VENV)/.tools     ## style, types, layers, declared dependencies
@@ -26,6 +26,8 @@ format: $(VENV)/.tools    ## rewrite as the style wants it
 
 kernels: $(VENV)/.members ## build the CPU kernels of this machine; a second run builds nothing
 	@$(BIN)/atlas kernels build --hw cpu --arch native
+
+clients: $(VENV)/.clients ## the command-line clients that tests drive, where npm is
 
 bench: kernels            ## time the CPU kernels
 	@$(BIN)/atlas kernels bench --hw cpu
@@ -48,5 +50,11 @@ $(VENV)/.members: $(BIN)/python constraints.txt $(MEMBERS:%=%/pyproject.toml)
 	@touch $@
 
 $(VENV)/.tools: $(VENV)/.members pyproject.toml
-	$(PIP) --group dev -e './atlas_core[test]' $(patsubst %,-e ./%,$(filter-out atlas_core,$(MEMBERS)))
+	$(PIP) --group dev --group clients -e './atlas_core[test]' $(patsubst %,-e ./%,$(filter-out atlas_core,$(MEMBERS)))
+	@touch $@
+
+# Beside the environment, since npm wants its package.json where it installs.
+$(VENV)/.clients: $(VENV)/.tools tests/clients/package.json
+	@mkdir -p $(VENV)/clients && cp tests/clients/package.json $(VENV)/clients/
+	@! command -v npm >/dev/null || npm install --silent --no-audit --no-fund --no-package-lock --prefix $(VENV)/clients
 	@touch $@

@@ -11,6 +11,7 @@ from hypothesis import settings
 ALLOWED_SKIPS = (
     "needs a GPU",
     "needs an instruction set",
+    "needs npm",
     "needs nvcc",
     "needs the shared test inputs",
 )

@@ -12,6 +12,9 @@ import atlas_core
 from atlas_core.plugins import GROUPS
 from atlas_core.plugins.footprint import footprint
 
+INSTALLED = ("dev", "clients")
+"""The dependency groups of which ``make test`` makes its environment."""
+
 
 def project(folder) -> dict:
     return tomllib.loads((folder.parent.parent / "pyproject.toml").read_text())["project"]
@@ -33,7 +36,7 @@ def test_the_pins_are_names_and_versions_only(root):
 def test_every_dependency_is_pinned(root, packages):
     pinned = {normal(line.partition("==")[0]) for line in pins(root)}
     groups = tomllib.loads((root / "pyproject.toml").read_text())["dependency-groups"]
-    wanted = set(groups["dev"])
+    wanted = {name for group in INSTALLED for name in groups[group]}
     for folder in packages.values():
         found = project(folder)
         wanted |= {
@@ -48,7 +51,7 @@ def test_every_dependency_is_pinned(root, packages):
 def test_the_pins_are_what_the_declared_dependencies_bring(root, packages):
     """Nothing that an environment installs is left to the day on which it is made, and no pin outlives its reason."""
     groups = tomllib.loads((root / "pyproject.toml").read_text())["dependency-groups"]
-    todo = [*groups["dev"], "pip"]  # the Makefile upgrades pip
+    todo = [*(name for group in INSTALLED for name in groups[group]), "pip"]  # the Makefile upgrades pip
     for folder in packages.values():
         found = project(folder)
         todo += found["dependencies"]
@@ -64,7 +67,12 @@ def test_the_pins_are_what_the_declared_dependencies_bring(root, packages):
         if name in own or (name, *needed.extras) in seen:
             continue
         seen.add((name, *needed.extras))
-        installed = importlib_metadata.distribution(name)
+        try:
+            installed = importlib_metadata.distribution(name)
+        except importlib_metadata.PackageNotFoundError:
+            pytest.fail(
+                f"{name} is not installed: pip install -c constraints.txt --group {' --group '.join(INSTALLED)}"
+            )
         brought[name] = installed.version
         for text in installed.requires or ():
             marker = Requirement(text).marker
