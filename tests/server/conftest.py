@@ -2,14 +2,20 @@
 
 import asyncio
 import contextlib
+import sys
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from documented import Documented
 
 from atlas_core.plugins import discover
 from atlas_core.plugins.load import load
@@ -195,7 +201,10 @@ class Running:
         self.app.failed = self.server.stop
         self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [listener]}, daemon=True)
         self.thread.start()
-        self.http = httpx.Client(base_url=self.url, timeout=20, trust_env=False)
+        self.documented = Documented(self.app.table)
+        self.http = httpx.Client(
+            base_url=self.url, timeout=20, trust_env=False, event_hooks={"response": [self.documented]}
+        )
 
     def wait(self, state: str = "ready") -> "Running":
         until(lambda: self.http.get("/health").json()["status"] == state)

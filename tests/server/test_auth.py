@@ -31,7 +31,7 @@ def test_keys(serve, headers, status):
 def test_every_route_but_two_asks_for_a_key(serve):
     server = serve(api_keys=KEYS)
     seen = set()
-    for route in server.app.routes:
+    for route in server.app.table.routes:
         path = route.path.replace("{id:path}", "tiny")
         for method in route.methods:
             response = server.http.request(method, path)

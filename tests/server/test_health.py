@@ -177,15 +177,17 @@ def test_one_line_a_request(serve, kit, caplog, monkeypatch, as_json):
     good, bad, odd = lines()
     if as_json:
         first = json.loads(good)
-        assert first.pop("seconds") > 0
+        assert first.pop("seconds") >= first.pop("first_token") > 0
         assert first == {
-            "id": "r1", "method": "POST", "path": "/v1/chat/completions", "endpoint": "/v1/chat/completions", "status": 200,
-            "prompt_tokens": 20, "completion_tokens": 2, "error": None,
+            "id": "r1", "method": "POST", "path": "/v1/chat/completions", "endpoint": "/v1/chat/completions", "key": "",
+            "model": "tiny", "stream": False, "status": 200, "prompt_tokens": 20, "cached_tokens": 1, "completion_tokens": 2,
+            "finish": ["length"], "error": None,
         }  # fmt: skip
         assert (json.loads(bad)["status"], json.loads(bad)["error"]) == (400, "the body is not a JSON object")
         assert json.loads(odd)["path"] == "/a\nb"
     else:
-        assert re.fullmatch(r"POST /v1/chat/completions 200 \d+ms prompt=20 completion=2 id=r1", good)
+        line = r"POST /v1/chat/completions 200 \d+ms prompt=20 cached=1 completion=2 ttft=\d+ms finish=length model=tiny id=r1"
+        assert re.fullmatch(line, good)
         assert re.fullmatch(r"POST /v1/chat/completions 400 \d+ms id=r2 error='the body is not a JSON object'", bad)
         assert odd.startswith("GET /a?b 404 ")
         assert "\n" not in odd

@@ -9,11 +9,12 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
+from atlas_core import __version__
+from atlas_core.server import shapes
 from atlas_core.server.auth import KeyGuard
-from atlas_core.server.boundary import Boundary, error_response, json_response, record_of
+from atlas_core.server.boundary import Boundary, json_response, record_of
 from atlas_core.server.chat import Chat
 from atlas_core.server.completions import Completions
 from atlas_core.server.endpoint import Generation, Shared
@@ -22,8 +23,11 @@ from atlas_core.server.lifecycle import Lifecycle
 from atlas_core.server.limits import Gate
 from atlas_core.server.metrics import CONTENT_TYPE, Metrics
 from atlas_core.server.models import Models
+from atlas_core.server.openapi import document
 from atlas_core.server.options import ServerOptions
 from atlas_core.server.ports import BringUp, Reporter
+from atlas_core.server.routes import TEXT, Operation, RouteTable
+from atlas_core.server.schema import ChatRequest, CompletionRequest
 from atlas_core.server.tokens import Tokens
 from atlas_core.vocab.errors import RequestError
 
@@ -40,40 +44,52 @@ class Application:
         self.url = ""
         self.failed: Callable[[], None] = _nothing
         shared = Shared(self.lifecycle, self.gate, self._metrics, options)
-        self.routes = self._routes(shared)
-        self.asgi: ASGIApp = Starlette(
-            routes=self.routes,
+        self.table = RouteTable(self._operations(shared))
+        app = Starlette(
+            routes=self.table.routes,
             middleware=[
-                Middleware(Boundary, metrics=self._metrics, clock=shared.clock, json_logs=options.json_logs),
-                Middleware(KeyGuard, keys=options.api_keys),
+                Middleware(
+                    Boundary, table=self.table, metrics=self._metrics, clock=shared.clock, json_logs=options.json_logs
+                ),
+                Middleware(KeyGuard, keys=options.api_keys, table=self.table),
             ],
             exception_handlers={HTTPException: _refused_by_router},
             lifespan=self._lifespan,
         )
+        # A path with a slash too many does not exist; a redirect would lose the body of a POST in many clients.
+        app.router.redirect_slashes = False
+        self.asgi: ASGIApp = app
 
     async def drain(self) -> None:
         """Refuse new requests, let the running ones finish within ``drain_timeout``, then end the engine."""
         await self.lifecycle.drain(self.options.drain_timeout, self.gate.emptied())
 
-    def _routes(self, shared: Shared) -> list[Route]:
-        health = Health(self.lifecycle)
-        models = Models(self.lifecycle)
-        tokens = Tokens(shared)
+    def _operations(self, shared: Shared) -> list[Operation]:
+        """Every route.
+
+        To add some, append a group here. An Operation names what it reads (``body``, ``query``), what it answers (``answer``, ``events``)
+        and which statuses only it has; authentication, limits, errors, metrics and the API document follow from that.
+        """
+        return [*_generation(shared), *Models(self.lifecycle).operations(), *Tokens(shared).operations(), *self._own()]
+
+    def _own(self) -> list[Operation]:
         return [
-            _route("/v1/chat/completions", Generation(Chat(), shared), "POST"),
-            _route("/v1/completions", Generation(Completions(), shared), "POST"),
-            _route("/v1/models", models.all),
-            _route("/v1/models/{id:path}", models.one),
-            _route("/tokenize", tokens.tokenize, "POST"),
-            _route("/detokenize", tokens.detokenize, "POST"),
-            _route("/health", health.health),
-            _route("/live", health.live),
-            _route("/metrics", self._scrape),
-            _route("/version", health.version),
-        ]
+            *Health(self.lifecycle).operations(),
+            Operation(
+                path="/metrics", endpoint=self._scrape, summary="Metrics in the Prometheus text format", tag="Server",
+                media=TEXT, needs_model=False, metered=False,
+            ),
+            Operation(
+                path="/openapi.json", endpoint=self._document, summary="This document", tag="Server", needs_model=False,
+                metered=False,
+            ),
+        ]  # fmt: skip
 
     async def _scrape(self, request: Request) -> Response:
         return Response(self._metrics.render(), headers={"content-type": CONTENT_TYPE})
+
+    async def _document(self, request: Request) -> Response:
+        return json_response(document(self.table, __version__, keyed=bool(self.options.api_keys)))
 
     def _lifespan(self, app: Starlette) -> AbstractAsyncContextManager[None]:
         @asynccontextmanager
@@ -87,22 +103,23 @@ class Application:
         return life()
 
 
-class _Named:
-    """Writes the route into the request's record, then runs the endpoint."""
+def _generation(shared: Shared) -> list[Operation]:
+    return [
+        Operation(
+            path="/v1/chat/completions", method="POST", endpoint=Generation(Chat(), shared), summary="Answer a conversation",
+            tag="Generation", body=ChatRequest, answer=shapes.ChatCompletion, events=shapes.ChatCompletionChunk,
+            statuses=GENERATION_STATUSES,
+        ),
+        Operation(
+            path="/v1/completions", method="POST", endpoint=Generation(Completions(), shared), summary="Go on with a text",
+            tag="Generation", body=CompletionRequest, answer=shapes.TextCompletion, events=shapes.TextCompletion,
+            statuses=GENERATION_STATUSES,
+        ),
+    ]  # fmt: skip
 
-    def __init__(self, path: str, endpoint: ASGIApp) -> None:
-        self._path = path
-        self._endpoint = endpoint
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        record_of(scope).endpoint = self._path
-        await self._endpoint(scope, receive, send)
-
-
-def _route(path: str, endpoint: Callable[..., object], method: str = "GET") -> Route:
-    route = Route(path, endpoint, methods=[method])
-    route.app = _Named(path, route.app)
-    return route
+GENERATION_STATUSES = frozenset({HTTPStatus.NOT_FOUND, HTTPStatus.TOO_MANY_REQUESTS})
+"""What an endpoint that generates may answer beside the usual: no such model, and no room."""
 
 
 def _nothing() -> None:
@@ -110,13 +127,14 @@ def _nothing() -> None:
 
 
 async def _refused_by_router(request: Request, error: Exception) -> Response:
+    """Raises: what the router refuses is told like every other error."""
     if not isinstance(error, HTTPException):
         raise error
     path = request.url.path[:128]
     if error.status_code == HTTPStatus.NOT_FOUND:
-        return error_response(RequestError(f"there is no {path} here", "", "", kind="not_found", code="unknown_path"))
-    body = {
-        "message": f"{path}: {error.detail}", "type": "invalid_request_error", "param": None,
-        "code": HTTPStatus(error.status_code).name.lower(),
-    }  # fmt: skip
-    return json_response({"error": body}, error.status_code, error.headers)
+        raise RequestError(f"there is no {path} here", "", "", kind="not_found", code="unknown_path")
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        allowed = (error.headers or {}).get("Allow", "")
+        record_of(request.scope).headers["allow"] = allowed
+        raise RequestError(f"{path} takes no {request.method[:16]}", f"it takes {allowed}", "", kind="not_allowed")
+    raise error

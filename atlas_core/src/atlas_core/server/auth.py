@@ -6,22 +6,22 @@ from collections.abc import Sequence
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from atlas_core.server.routes import RouteTable
 from atlas_core.vocab.errors import RequestError
-
-OPEN_PATHS = frozenset({"/health", "/live"})
 
 
 class KeyGuard:
     """ASGI middleware. Closed by default: a path that nobody thought of, or that does not exist, asks for a key too."""
 
-    def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
+    def __init__(self, app: ASGIApp, keys: Sequence[str], table: RouteTable) -> None:
         """No ``keys``: everything is open."""
+        self._open = frozenset(each.path for each in table.operations if each.open)
         self._app = app
         self._keys = [key.encode("utf-8") for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on. Raises RequestError of kind unauthorized."""
-        if self._keys and scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
+        if self._keys and scope["type"] == "http" and scope["path"] not in self._open:
             self._check(Headers(scope=scope))
         await self._app(scope, receive, send)
 

@@ -4,7 +4,7 @@ import logging
 import re
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 from starlette.datastructures import Headers, MutableHeaders
@@ -12,8 +12,9 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from atlas_core.server.errors import answer_to, error_headers, error_object, internal_error
+from atlas_core.server.errors import OPENAI, ErrorFace, answer_to, error_headers, internal_error
 from atlas_core.server.metrics import Metrics
+from atlas_core.server.routes import JSON, RouteTable
 from atlas_core.vocab.errors import AtlasError
 
 _LOG = logging.getLogger("atlas.request")
@@ -25,17 +26,29 @@ CLIENT_GONE = 499
 
 @dataclass(slots=True)
 class Record:
-    """What is written down about one request; handlers fill in what they learn."""
+    """What is written down about one request; handlers fill in what they learn.
+
+    ``key`` names the client's API key, and is no secret. ``first_token`` are seconds from the head of the request. ``errors`` is how this
+    endpoint tells errors; ``headers`` go into the answer, whatever it is.
+    """
 
     id: str
     method: str
     path: str
     endpoint: str = "other"
+    key: str = ""
+    model: str = ""
+    stream: bool = False
     status: int = CLIENT_GONE
     seconds: float = 0.0
     prompt_tokens: int = 0
+    cached_tokens: int = 0
     completion_tokens: int = 0
+    first_token: float | None = None
+    finish: tuple[str, ...] = ()
     error: str | None = None
+    errors: ErrorFace = OPENAI
+    headers: dict[str, str] = field(default_factory=dict)
 
 
 def record_of(scope: Scope) -> Record:
@@ -47,8 +60,11 @@ def record_of(scope: Scope) -> Record:
 class Boundary:
     """ASGI middleware. Nothing that an application raises gets past it, but cancellation."""
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, clock: Callable[[], float], *, json_logs: bool) -> None:
+    def __init__(
+        self, app: ASGIApp, table: RouteTable, metrics: Metrics, clock: Callable[[], float], *, json_logs: bool
+    ) -> None:
         self._app = app
+        self._table = table
         self._metrics = metrics
         self._clock = clock
         self._write = _as_json if json_logs else _as_text
@@ -59,6 +75,9 @@ class Boundary:
             await self._app(scope, receive, send)
             return
         record = Record(_request_id(Headers(scope=scope)), scope["method"], scope["path"])
+        operation = self._table.find(record.path)
+        if operation is not None:
+            record.endpoint, record.errors = operation.path, operation.errors
         scope.setdefault("state", {})["record"] = record
         started = self._clock()
         sent = False
@@ -68,7 +87,10 @@ class Boundary:
             if message["type"] == "http.response.start":
                 sent = True
                 record.status = message["status"]
-                MutableHeaders(raw=message.setdefault("headers", []))["x-request-id"] = record.id
+                headers = MutableHeaders(raw=message.setdefault("headers", []))
+                for name in record.errors.headers:
+                    headers[name] = record.id
+                headers.update(record.headers)
             await send(message)
 
         try:
@@ -80,12 +102,12 @@ class Boundary:
             if answer_to(error).status == 500:
                 _LOG.error("request %s failed", record.id, exc_info=error)
             if not sent:
-                await error_response(error)(scope, receive, send_with_id)
+                await error_response(error, record)(scope, receive, send_with_id)
         except Exception as error:  # noqa: BLE001 nothing may get past, see above
             record.error = type(error).__name__
             _LOG.error("request %s failed", record.id, exc_info=error)
             if not sent:
-                await error_response(internal_error(record.id))(scope, receive, send_with_id)
+                await error_response(internal_error(record.id), record)(scope, receive, send_with_id)
         finally:
             record.seconds = self._clock() - started
             self._metrics.request(record.endpoint, record.status, record.seconds)
@@ -93,15 +115,16 @@ class Boundary:
             _LOG.log(logging.DEBUG if record.endpoint in PROBES else logging.INFO, "%s", self._write(record))
 
 
-def error_response(error: AtlasError) -> Response:
-    """The answer to a request that failed with ``error``."""
+def error_response(error: AtlasError, record: Record) -> Response:
+    """The answer to the request of ``record``, which failed with ``error``."""
     answer = answer_to(error)
-    return json_response(error_object(error), answer.status, error_headers(answer))
+    body = record.errors.body(error, record.id)
+    return json_response(body, record.errors.status(answer.status), error_headers(answer))
 
 
 def json_response(body: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """``body`` as JSON."""
-    return Response(msgspec.json.encode(body), status, headers, "application/json")
+    return Response(msgspec.json.encode(body), status, headers, JSON)
 
 
 def _request_id(headers: Headers) -> str:
@@ -113,13 +136,23 @@ def _request_id(headers: Headers) -> str:
 def _as_text(record: Record) -> str:
     line = f"{record.method} {_printable(record.path)} {record.status} {record.seconds * 1000:.0f}ms"
     if record.completion_tokens or record.prompt_tokens:
-        line += f" prompt={record.prompt_tokens} completion={record.completion_tokens}"
+        line += f" prompt={record.prompt_tokens} cached={record.cached_tokens} completion={record.completion_tokens}"
+    if record.first_token is not None:
+        line += f" ttft={record.first_token * 1000:.0f}ms"
+    for name, value in (("finish", ",".join(record.finish)), ("model", record.model), ("key", record.key)):
+        line += f" {name}={_printable(value)}" if value else ""
     line += f" id={record.id}"
     return line + (f" error={_printable(record.error)!r}" if record.error else "")
 
 
+_LOGGED = (
+    "id", "method", "path", "endpoint", "key", "model", "stream", "status", "seconds", "first_token", "prompt_tokens",
+    "cached_tokens", "completion_tokens", "finish", "error",
+)  # fmt: skip
+
+
 def _as_json(record: Record) -> str:
-    return msgspec.json.encode(record).decode()
+    return msgspec.json.encode({name: getattr(record, name) for name in _LOGGED}).decode()
 
 
 def _printable(text: str) -> str:

@@ -101,9 +101,10 @@ class Generation(Generic[R]):
         send: Send,
     ) -> None:
         record = record_of(scope)
+        record.model, record.stream = model, bool(request.stream)
         turn = await make_turn(self._face, service, model, request, arrival)
         outputs = [Output() for _ in turn.sequences]
-        deltas = run(service.engine, turn, places, self._shared.metrics, self._shared.clock)
+        deltas = run(service.engine, turn, places, self._shared.metrics, self._shared.clock, record)
         try:
             if turn.stream:
                 stream = EventStream(send, STREAM_HEADERS, self._shared.options.ping_interval)
@@ -174,4 +175,6 @@ def unknown_model(asked: str, model: ServedModel) -> RequestError:
 def write_down(record: Record, outputs: list[Output], n: int) -> None:
     """Put the tokens of ``outputs`` into the request's record."""
     record.prompt_tokens = sum(output.prompt_tokens for output in outputs[::n])
+    record.cached_tokens = sum(output.cached_tokens for output in outputs[::n])
     record.completion_tokens = sum(output.completion_tokens for output in outputs)
+    record.finish = tuple(output.finish or "abort" for output in outputs)

@@ -1,10 +1,12 @@
 """Errors as answers: one table from AtlasError to status and OpenAI error object."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
+
+from msgspec import Struct
 
 from atlas_core.vocab.errors import AtlasError, EngineError, RequestError
 
@@ -26,7 +28,11 @@ TABLE: Mapping[str, Answer] = MappingProxyType(
         "RequestError.unsupported": Answer(400, "invalid_request_error", "unsupported"),
         "RequestError.unauthorized": Answer(401, "authentication_error", "invalid_api_key"),
         "RequestError.not_found": Answer(404, "not_found_error", "not_found"),
+        "RequestError.not_allowed": Answer(405, "invalid_request_error", "method_not_allowed"),
+        "RequestError.too_slow": Answer(408, "invalid_request_error", "request_timeout", final=True),
         "RequestError.too_large": Answer(413, "invalid_request_error", "body_too_large"),
+        "RequestError.headers_too_large": Answer(431, "invalid_request_error", "headers_too_large"),
+        "RequestError.not_implemented": Answer(501, "invalid_request_error", "not_implemented", final=True),
         "RequestError.overloaded": Answer(429, "rate_limit_error", "overloaded", retry_after=1.0),
         "EngineError.loading": Answer(503, "server_error", "loading", retry_after=5.0),
         "EngineError.draining": Answer(503, "server_error", "draining", retry_after=5.0),
@@ -66,6 +72,38 @@ def error_headers(answer: Answer) -> dict[str, str]:
     if answer.status == 401:
         headers["www-authenticate"] = "Bearer"
     return headers
+
+
+class ErrorDetail(Struct):
+    """What went wrong. ``param`` is the path of the offending field, ``code`` a stable word."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(Struct):
+    """An error as OpenAI's endpoints tell it."""
+
+    error: ErrorDetail
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorFace:
+    """How one family of endpoints tells errors.
+
+    ``schema`` describes what ``body`` makes of an error and the request's id. ``status`` maps a status of the table to the family's own,
+    and ``headers`` has those that the id goes into.
+    """
+
+    schema: type[Struct]
+    body: Callable[[AtlasError, str], Mapping[str, Any]]
+    status: Callable[[int], int] = int
+    headers: tuple[str, ...] = ("x-request-id",)
+
+
+OPENAI = ErrorFace(ErrorBody, lambda error, request_id: error_object(error))
 
 
 def one_line(error: AtlasError) -> str:

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Send
 
+from atlas_core.server.boundary import Record
 from atlas_core.server.errors import internal_error
 from atlas_core.server.faces import ChunkWriter
 from atlas_core.server.limits import Places
@@ -44,12 +45,16 @@ async def _gone(receive: Receive) -> None:
         pass
 
 
-async def run(engine: Engine, turn: Turn, places: Places, metrics: Metrics, clock: Clock) -> Deltas:
+async def run(
+    engine: Engine, turn: Turn, places: Places, metrics: Metrics, clock: Clock, record: Record | None = None
+) -> Deltas:
     """(choice, delta) of all sequences of ``turn``, each in its own order. Raises AtlasError when any of them fails.
 
-    Frees one of ``places`` before the last delta of each. Closing the generator aborts what is still running.
+    ``record`` learns when the first token came. Frees one of ``places`` before the last delta of each. Closing the generator aborts what is still running.
     """
-    streams = [_checked(engine, index, request, places, metrics, clock) for index, request in enumerate(turn.sequences)]
+    streams = [
+        _checked(engine, index, request, places, metrics, clock, record) for index, request in enumerate(turn.sequences)
+    ]
     merged = streams[0] if len(streams) == 1 else _merged(streams)
     try:
         async for pair in merged:
@@ -148,7 +153,7 @@ class EventStream:
 
 
 async def _checked(
-    engine: Engine, index: int, request: Generate, places: Places, metrics: Metrics, clock: Clock
+    engine: Engine, index: int, request: Generate, places: Places, metrics: Metrics, clock: Clock, record: Record | None
 ) -> Deltas:
     """One sequence, measured; its failures are raised."""
     stream = engine.generate(request)
@@ -167,6 +172,8 @@ async def _checked(
                 metrics.tokens(len(delta.tokens))
                 if last is None:
                     metrics.first_token(now - request.arrival)
+                    if record is not None and record.first_token is None:
+                        record.first_token = now - request.arrival
                 else:
                     metrics.gap((now - last) / len(delta.tokens))
                 last = now

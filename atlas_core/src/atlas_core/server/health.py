@@ -6,8 +6,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from atlas_core import __version__
+from atlas_core.server import shapes
 from atlas_core.server.boundary import json_response
 from atlas_core.server.lifecycle import Lifecycle, fault_text
+from atlas_core.server.routes import Operation
 
 
 class Health:
@@ -15,6 +17,25 @@ class Health:
 
     def __init__(self, lifecycle: Lifecycle) -> None:
         self._lifecycle = lifecycle
+
+    def operations(self) -> list[Operation]:
+        """The routes."""
+        return [
+            Operation(
+                path="/health", endpoint=self.health, summary="Whether requests are served", answer=shapes.HealthState,
+                also={503: shapes.HealthState}, tag="Server",
+                open=True, needs_model=False,
+            ),
+            Operation(
+                path="/live", endpoint=self.live, summary="Whether a restart would not help", answer=shapes.HealthState,
+                also={503: shapes.HealthState}, tag="Server",
+                open=True, needs_model=False,
+            ),
+            Operation(
+                path="/version", endpoint=self.version, summary="The version of Atlas", answer=shapes.Version, tag="Server",
+                needs_model=False,
+            ),
+        ]  # fmt: skip
 
     async def health(self, request: Request) -> Response:
         """200 when requests are served; else 503: loading with its progress, faulted, draining, gone."""

@@ -5,10 +5,12 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from atlas_core.server import shapes
 from atlas_core.server.boundary import json_response
 from atlas_core.server.endpoint import unknown_model
 from atlas_core.server.lifecycle import Lifecycle
 from atlas_core.server.ports import Service
+from atlas_core.server.routes import Operation
 
 
 class Models:
@@ -16,6 +18,18 @@ class Models:
 
     def __init__(self, lifecycle: Lifecycle) -> None:
         self._lifecycle = lifecycle
+
+    def operations(self) -> list[Operation]:
+        """The routes."""
+        return [
+            Operation(
+                path="/v1/models", endpoint=self.all, summary="Every name that the model answers to", tag="Models",
+                answer=shapes.ModelList,
+            ),
+            Operation(
+                path="/v1/models/{id:path}", endpoint=self.one, summary="One model", tag="Models", answer=shapes.Model,
+            ),
+        ]  # fmt: skip
 
     async def all(self, request: Request) -> Response:
         """Every name as a model. Raises EngineError when the model is not ready."""

@@ -5,12 +5,14 @@ import asyncio
 from starlette.requests import Request
 from starlette.responses import Response
 
+from atlas_core.server import shapes
 from atlas_core.server.body import parse_object, read_body
 from atlas_core.server.boundary import json_response
 from atlas_core.server.conversation import declared_tools
 from atlas_core.server.endpoint import Shared
 from atlas_core.server.ports import ServedModel
 from atlas_core.server.prompt import Conversation, encode_pieces, render
+from atlas_core.server.routes import Operation
 from atlas_core.server.schema import DetokenizeRequest, R, TokenizeRequest, read_request, unknown_fields
 from atlas_core.server.translate import check_ids
 from atlas_core.vocab.errors import RequestError
@@ -21,6 +23,19 @@ class Tokens:
 
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
+
+    def operations(self) -> list[Operation]:
+        """The routes."""
+        return [
+            Operation(
+                path="/tokenize", method="POST", endpoint=self.tokenize, summary="Text to ids", tag="Tokens",
+                body=TokenizeRequest, answer=shapes.Tokenized,
+            ),
+            Operation(
+                path="/detokenize", method="POST", endpoint=self.detokenize, summary="Ids to text", tag="Tokens",
+                body=DetokenizeRequest, answer=shapes.Detokenized,
+            ),
+        ]  # fmt: skip
 
     async def tokenize(self, request: Request) -> Response:
         """``{tokens, count, max_model_len}`` of ``prompt`` (or ``content``), or of ``messages`` as the chat endpoint reads them."""
