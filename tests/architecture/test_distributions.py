@@ -71,7 +71,8 @@ def test_the_pins_are_what_the_declared_dependencies_bring(root, packages):
             installed = importlib_metadata.distribution(name)
         except importlib_metadata.PackageNotFoundError:
             pytest.fail(
-                f"{name} is not installed: pip install -c constraints.txt --group {' --group '.join(INSTALLED)}"
+                f"{name} is not installed: pip install -c constraints.txt --group {' --group '.join(INSTALLED)} "
+                "-e './atlas_core[otel,test]'"
             )
         brought[name] = installed.version
         for text in installed.requires or ():

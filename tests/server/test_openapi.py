@@ -4,6 +4,7 @@ import json
 import re
 
 import pytest
+from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from atlas_core import __version__
 
@@ -15,6 +16,13 @@ def test_every_route_is_in_the_document(serve):
     routes = {(re.sub(r":\w+}", "}", each.path), each.method.lower()) for each in server.app.table.operations}
     assert {(path, method) for path, methods in found["paths"].items() for method in methods} == routes
     assert {route.path for route in server.app.asgi.routes} == {each.path for each in server.app.table.operations}
+
+
+def test_the_document_is_openapi(serve):
+    found = serve().http.get("/openapi.json").json()
+    assert list(OpenAPIV31SpecValidator(found).iter_errors()) == []
+    found["paths"]["/version"]["get"]["responses"]["200"].pop("description")
+    assert list(OpenAPIV31SpecValidator(found).iter_errors()) != []
 
 
 def test_references_lead_somewhere(serve):
