@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from atlas_core.contracts.ops import Buffer, Packed
+from atlas_core.loading.upload import load_weights
 from atlas_core.model.arena import place
 from atlas_core.model.builder import StepLayout, record
 from atlas_core.model.planner import Bucket, Choices, Context, plan
@@ -11,7 +12,7 @@ from atlas_core.ops.arrays import numpy_dtype
 from atlas_core.ops.batch import float_bits
 from atlas_core.ops.step import COUNT_WORDS, Count, SlotLayout, Word
 from atlas_core.runtime.bound import StepMemory, bind_step
-from atlas_core.runtime.loader import load_arrays, load_weights, weight_copies
+from atlas_core.runtime.loader import load_arrays, weight_copies
 from atlas_core.testing.host import HostBackend, HostKernels, ReferenceImplementation, reference_implementations
 from atlas_core.testing.models import ScriptedModel
 from atlas_core.vocab.dtype import DType
@@ -51,6 +52,16 @@ def planned(bucket, kernels, packing=False, choices=None):
     )
 
 
+class Whole:
+    """Weights that are nowhere in a file."""
+
+    def __init__(self, read):
+        self.read = read
+
+    def placed(self, weight):
+        return None
+
+
 def reader(name):
     return MODEL.weights()[name].tobytes()
 
@@ -64,7 +75,7 @@ def test_a_model_is_planned_loaded_bound_and_generates(packing):
     plans = [planned(bucket, kernels, packing, choices) for bucket in (decode, prefill)]
     seen = []
     weights = load_weights(
-        backend, weight_copies([s for p in plans for s in p]), reader, lambda *told: seen.append(told)
+        backend, weight_copies([s for p in plans for s in p]), Whole(reader), lambda *told: seen.append(told)
     )
     assert seen[-1][0] == seen[-1][1] == sum(buffer.nbytes for buffer in weights.buffers.values())
     # The embedding is not packed; the head is read packed by the one linear.
@@ -145,7 +156,7 @@ def test_each_packing_of_a_weight_is_held_once_and_read_once():
         [(name, "stored:f32") for name in ("embed", *linear)] + [(name, "negated") for name in linear]
     )
     backend = HostBackend(kernels)
-    memory = load_weights(backend, copies, read)
+    memory = load_weights(backend, copies, Whole(read))
     assert sorted(reads) == sorted(MODEL.weights())
     head = MODEL.weights()["head"]
     for packing, want in (("stored:f32", head), ("negated", -head)):
@@ -166,7 +177,7 @@ def test_a_failed_load_gives_everything_back(read, total, error):
     kernels = HostKernels()
     backend = HostBackend(kernels, total_memory=total)
     with pytest.raises(error):
-        load_weights(backend, weight_copies(planned(DECODE, kernels)), read)
+        load_weights(backend, weight_copies(planned(DECODE, kernels)), Whole(read))
     assert backend.memory() == (total, total)
 
 
@@ -182,7 +193,7 @@ def test_a_packing_that_is_not_of_its_announced_size_is_a_kernel_error():
             if isinstance(step.implementation, Packing):
                 step.implementation.__class__ = Short
     with pytest.raises(KernelError, match="has 4 bytes"):
-        load_weights(HostBackend(kernels), weight_copies(segments), reader)
+        load_weights(HostBackend(kernels), weight_copies(segments), Whole(reader))
 
 
 def test_arrays_go_to_the_device_as_they_are():

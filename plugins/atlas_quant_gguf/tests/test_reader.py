@@ -44,6 +44,8 @@ def test_reads_what_was_written(opened, build, metadata, tensors, save, version)
     }
     for name, (_, _, data) in tensors().items():
         assert bytes(checkpoint.read(name)) == data
+        extent = checkpoint.extent(name)
+        assert extent.path.read_bytes()[extent.start : extent.start + extent.nbytes] == data
     checkpoint.close()
     checkpoint.close()
 

@@ -9,11 +9,14 @@ from atlas_core.assembly.plan import StepPlan
 from atlas_core.contracts.backend import GpuBackend, Stream
 from atlas_core.contracts.ops import Buffer
 from atlas_core.engine.inputs import COUNTS, InputLayout
+from atlas_core.loading.pieces import Placed
+from atlas_core.loading.upload import load_weights
 from atlas_core.model.program import Value
 from atlas_core.runtime.bound import StepMemory
 from atlas_core.runtime.budget import Budget, KVNeed, Readings, Term, plan_budget
-from atlas_core.runtime.loader import WeightCopy, WeightKey, load_arrays, load_weights, weight_copies
+from atlas_core.runtime.loader import WeightCopy, WeightKey, load_arrays, weight_copies
 from atlas_core.vocab.errors import BudgetError
+from atlas_core.vocab.layout import StorageLayout
 
 DEFAULT_FRACTION = 0.9
 """Of the memory that is free at start; the rest is for drivers, graphs and everybody else."""
@@ -82,17 +85,12 @@ def allocate(
     Raises BudgetError naming the term that there is no room for, which happens when somebody else has taken memory since the plan.
     """
 
-    def read(name: str) -> bytes | memoryview:
-        spec = next(copy.spec for copy in weights.copies if copy.weight == name)
-        assert spec.layout is not None
-        return model.read(name, spec.layout, spec.shape)
-
     def get(term: str, nbytes: int) -> Buffer:
         with _named(budget, term):
             return _alloc(backend, nbytes)
 
     with _named(budget, "weights"):
-        loaded = load_weights(backend, weights.copies, read, progress).buffers
+        loaded = load_weights(backend, weights.copies, _Source(model, weights), progress).buffers
     with _named(budget, "constants"):
         values = load_arrays(backend, plan.program.constants)
     states = {v.name: get(v.name, _nbytes(v)) for v in _values(plan, "state")}
@@ -106,6 +104,25 @@ def allocate(
     backend.synchronize(stream)
     uses = {use: loaded[key] for use, key in weights.uses.items()}
     return StepMemory(arena, scratch, 0, {**values, **states}, uses), inputs, states
+
+
+class _Source:
+    """The model's weights in the layouts that the plan was made for."""
+
+    def __init__(self, model: Model, weights: Weights) -> None:
+        self._model = model
+        self._specs = {copy.weight: copy.spec for copy in weights.copies}
+
+    def read(self, weight: str) -> bytes | memoryview:
+        return self._model.read(weight, self._layout(weight), self._specs[weight].shape)
+
+    def placed(self, weight: str) -> Placed | None:
+        return self._model.placed(weight, self._layout(weight))
+
+    def _layout(self, weight: str) -> StorageLayout:
+        layout = self._specs[weight].layout
+        assert layout is not None
+        return layout
 
 
 @contextmanager

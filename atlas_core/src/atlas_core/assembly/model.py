@@ -16,6 +16,7 @@ from atlas_core.loading.directory import ModelDirectory
 from atlas_core.loading.dummy import DummyCheckpoint
 from atlas_core.loading.fetch import resolve_model
 from atlas_core.loading.files import AGAIN, head, impostor
+from atlas_core.loading.pieces import Placed
 from atlas_core.model.builder import StepLayout, record
 from atlas_core.model.program import Value
 from atlas_core.ops.arrays import numpy_dtype
@@ -85,6 +86,10 @@ class Model:
         assert layout.scalar is not None
         values = self.format.decode(stored.name, data, shape)
         return np.ascontiguousarray(values, numpy_dtype(layout.scalar)).tobytes()
+
+    def placed(self, name: str, layout: StorageLayout) -> Placed | None:
+        """Where ``read`` finds the bytes in files; None when it decodes or changes them."""
+        return self.store.placed(name) if layout.name == self.store.layout(name).name else None
 
 
 def catalogue(registry: Registry) -> list[CatalogueEntry]:

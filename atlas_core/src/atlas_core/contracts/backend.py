@@ -18,7 +18,8 @@ class Capabilities:
 
     ``asynchronous``: enqueue and launch_graph return before the work is done, so the engine runs one step ahead.
     ``bucketed``: grids are fixed when a graph is captured, so the engine captures one graph per bucket of rows.
-    ``unified_memory``: device addresses may be read and written by the host. ``peer_access``: other ranks' memory is mapped.
+    ``unified_memory``: device addresses may be read and written by the host, and kernels may read page-locked host memory.
+    ``peer_access``: other ranks' memory is mapped.
     """
 
     asynchronous: bool

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from atlas_core.vocab.layout import StorageLayout
 from atlas_core.vocab.model import TensorInfo
@@ -56,6 +56,24 @@ class Checkpoint(Protocol):
 
     def close(self) -> None:
         """Close files; safe to call twice."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """``nbytes`` bytes of a file, from ``start`` on."""
+
+    path: Path
+    start: int
+    nbytes: int
+
+
+@runtime_checkable
+class Located(Protocol):
+    """What a Checkpoint may offer besides: where tensors lie, so that the host reads them at the speed of its disk."""
+
+    def extent(self, name: str) -> Extent:
+        """Where ``read(name)`` finds its bytes. Raises CheckpointError for an unknown tensor."""
         ...
 
 

@@ -1,8 +1,8 @@
 """OpImplementation: one way to run one op on one machine."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -78,6 +78,30 @@ class Packed:
 
     name: str
     nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Repack:
+    """How the device itself makes a packing out of stored rows, a piece of the matrix at a time.
+
+    ``rows`` stored rows become ``nbytes`` packed ones; a piece has a multiple of so many rows, but for the last of a matrix. Leading
+    dimensions count as rows. ``launch(backend, source, order, target, rows)`` packs ``rows`` rows at ``source``, an address that the
+    device can read: row ``order[i]`` of them in the place i (int32 at the address ``order``; 0: as they lie). Bytes are those of
+    ``OpImplementation.pack``.
+    """
+
+    rows: int
+    nbytes: int
+    launch: Callable[[GpuBackend, int, int, int, int], Launch]
+
+
+@runtime_checkable
+class Repacker(Protocol):
+    """What an OpImplementation may offer besides, for backends whose device reads host memory (``unified_memory``)."""
+
+    def repack(self, packing: str, layout: StorageLayout, shape: tuple[int, ...]) -> Repack | None:
+        """None: this weight is packed by ``pack``."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

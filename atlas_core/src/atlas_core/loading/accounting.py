@@ -5,8 +5,9 @@ from fnmatch import fnmatchcase
 
 import numpy as np
 
-from atlas_core.contracts.checkpoint import Checkpoint
+from atlas_core.contracts.checkpoint import Checkpoint, Extent, Located
 from atlas_core.contracts.model import NameMap, WeightSource
+from atlas_core.loading.pieces import Placed
 from atlas_core.loading.stacks import FoundStack, find_stack, listed, offset_values
 from atlas_core.vocab.dtype import DType
 from atlas_core.vocab.errors import CheckpointError
@@ -123,6 +124,25 @@ class WeightStore:
         if not source.offset:
             return data
         return offset_values(data, self._checkpoint.tensors[stored].layout, self._checkpoint, source.offset)
+
+    def placed(self, canonical: str) -> Placed | None:
+        """Where ``read`` finds the bytes of a weight; None when they are changed, or the checkpoint does not tell."""
+        owner = self.alias(canonical)
+        source, checkpoint = self._sources[owner], self._checkpoint
+        if source.offset or not isinstance(checkpoint, Located):
+            return None
+        stack, order = self._stacks.get(owner), source.row_order
+        if stack is not None:
+            names = stack.whole(checkpoint)
+            return None if names is None else Placed(tuple(checkpoint.extent(name) for name in names))
+        extent, rows = checkpoint.extent(self._stored[owner]), checkpoint.tensors[self._stored[owner]].shape[:1]
+        if order is None:
+            return Placed((extent,))
+        runs = _runs(order)
+        if len(runs) == 1:
+            width, (first, end) = extent.nbytes // rows[0], runs[0]
+            return Placed((Extent(extent.path, extent.start + first * width, (end - first) * width),))
+        return Placed((extent,), order)
 
     def _rows(self, owner: str, stored: str) -> bytes | memoryview:
         order = self._sources[owner].row_order

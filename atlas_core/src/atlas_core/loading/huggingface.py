@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from atlas_core.contracts.checkpoint import TokenizerSource
+from atlas_core.contracts.checkpoint import Extent, TokenizerSource
 from atlas_core.loading.directory import ModelDirectory
 from atlas_core.loading.files import AGAIN, RangeFile, unreadable
 from atlas_core.loading.safetensors import BITS, Stored, read_header
@@ -97,12 +97,7 @@ class HuggingFaceCheckpoint:
 
     def read(self, name: str, rows: Sequence[tuple[int, int]] | None = None) -> memoryview:
         """See contracts.checkpoint.Checkpoint.read."""
-        try:
-            file, stored = self._stored[name]
-        except KeyError:
-            raise CheckpointError(
-                f"{self.path} has no tensor {name!r}", "", "name a tensor of this checkpoint"
-            ) from None
+        file, stored = self._find(name)
         if rows is None:
             return file.read([(stored.start, stored.end)])
         count = stored.shape[0] if stored.shape else 1
@@ -110,6 +105,11 @@ class HuggingFaceCheckpoint:
             raise CheckpointError(f"{name} of {self.path} has {count} rows", f"rows {list(rows)} were asked for")
         width = (stored.end - stored.start) // count if count else 0
         return file.read([(stored.start + start * width, stored.start + end * width) for start, end in rows])
+
+    def extent(self, name: str) -> Extent:
+        """See contracts.checkpoint.Located."""
+        file, stored = self._find(name)
+        return Extent(file.path, stored.start, stored.end - stored.start)
 
     def tokenizer(self) -> TokenizerSource:
         """See contracts.checkpoint.Checkpoint.tokenizer."""
@@ -119,6 +119,14 @@ class HuggingFaceCheckpoint:
         """Close every shard; safe to call twice."""
         for file in self._files.values():
             file.close()
+
+    def _find(self, name: str) -> tuple[RangeFile, Stored]:
+        try:
+            return self._stored[name]
+        except KeyError:
+            raise CheckpointError(
+                f"{self.path} has no tensor {name!r}", "", "name a tensor of this checkpoint"
+            ) from None
 
     def _open_shards(self) -> None:
         placed = self._index()

@@ -66,6 +66,13 @@ class FoundStack:
             picked[expert] = matrix.reshape(-1, width)[first:last]
         return picked.reshape(-1).data
 
+    def whole(self, checkpoint: Checkpoint) -> tuple[str, ...] | None:
+        """The tensors whose bytes ``read`` puts one behind another; None when it takes parts of them, or turns them."""
+        if not self.fused:
+            return self.names
+        info = checkpoint.tensors[self.names[0]]
+        return self.names if not self._transposed(info) and self.stack.part == (0, info.shape[1]) else None
+
     def _fused_info(self, checkpoint: Checkpoint, info: TensorInfo, shape: tuple[int, ...]) -> TensorInfo:
         expected = (shape[0], self.stack.fused_rows, shape[2])
         swapped = (shape[0], shape[2], self.stack.fused_rows)

@@ -1,4 +1,4 @@
-"""Weights from a checkpoint to the device, packed as the plan decided, each packing once."""
+"""Which packed copies of weights a plan needs, and what their bytes are."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -14,7 +14,6 @@ from atlas_core.vocab.errors import CheckpointError, KernelError
 STORED = "stored:"
 """Packings whose name begins so are the checkpoint's own bytes."""
 
-Read = Callable[[str], "bytes | memoryview"]
 Progress = Callable[[int, int, str], None]
 WeightKey = tuple[str, str]
 """(canonical name of the weight, name of the packing)."""
@@ -103,36 +102,6 @@ def as_bytes(data: bytes | memoryview | np.ndarray[Any, Any]) -> bytes | memoryv
     if isinstance(data, np.ndarray):
         return np.ascontiguousarray(data).reshape(-1).view(np.uint8).data
     return data
-
-
-def load_weights(
-    backend: GpuBackend, copies: Iterable[WeightCopy], read: Read, progress: Progress | None = None
-) -> WeightMemory:
-    """Read every weight once, pack it in each way that is wanted and copy it to the device.
-
-    ``progress(done, total, weight)`` counts packed bytes. On any failure everything allocated here is freed.
-    """
-    wanted: dict[str, list[WeightCopy]] = {}
-    for copy in copies:
-        wanted.setdefault(copy.weight, []).append(copy)
-    total = sum(copy.packed.nbytes for group in wanted.values() for copy in group)
-    memory = WeightMemory(backend)
-    done = 0
-    try:
-        for weight, group in wanted.items():
-            data = read(weight)
-            for copy in group:
-                packed = pack_weight(copy.implementation, copy.packed, copy.spec, weight, data)
-                address = backend.alloc(copy.packed.nbytes)
-                memory.buffers[weight, copy.packed.name] = Buffer(address, copy.packed.nbytes)
-                backend.copy_h2d(packed, address)
-                done += copy.packed.nbytes
-                if progress:
-                    progress(done, total, weight)
-    except BaseException:
-        memory.free()
-        raise
-    return memory
 
 
 def load_arrays(backend: GpuBackend, arrays: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, Buffer]:

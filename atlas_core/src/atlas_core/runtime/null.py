@@ -185,10 +185,10 @@ class NullBackend:
     def prepare_launch(
         self, kernel: tuple[str, str], geometry: Geometry, args: Sequence[Arg], attrs: LaunchAttrs | None = None
     ) -> NullLaunch:
-        """See GpuBackend; every pointer must be 0 or lie in allocated memory."""
+        """See GpuBackend; every pointer must be 0 or lie in allocated memory, of the device or page-locked."""
         module, entry = kernel
         for index, arg in enumerate(args):
-            if arg.kind == "ptr" and arg.value:
+            if arg.kind == "ptr" and arg.value and not self._is_pinned(int(arg.value)):
                 self._memory.require(int(arg.value), 1, f"argument {index} of {module}:{entry}")
         return NullLaunch(module, entry, geometry, tuple(args), attrs or LaunchAttrs())
 
@@ -295,6 +295,12 @@ class NullBackend:
         """See GpuBackend."""
         self._memory.clear()
         self._pinned.clear()
+
+    def _is_pinned(self, address: int) -> bool:
+        return any(
+            0 <= address - ctypes.addressof(ctypes.c_char.from_buffer(memory)) < len(memory)
+            for memory in self._pinned.values()
+        )
 
     def _alive(self) -> None:
         if self._lost:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from atlas_core.contracts.backend import Launch
-from atlas_core.contracts.ops import BindContext, KVLayout, OpNeed, Packed
+from atlas_core.contracts.ops import BindContext, KVLayout, OpNeed, Packed, Repack
 from atlas_core.ops.step import Count
 from atlas_core.vocab.dtype import DType
 from atlas_core.vocab.kernel import Arg, Geometry, i32, ptr
@@ -64,6 +64,10 @@ class CpuImplementation(ABC):
     ) -> bytes | np.ndarray:
         """See ``packing.pack``."""
         return packings.pack(packing, layout, shape, data)
+
+    def repack(self, packing: str, layout: StorageLayout, shape: tuple[int, ...]) -> Repack | None:
+        """See ``packing.repack``."""
+        return packings.repack(packing, layout, shape)
 
     def kv_layouts(self, need: OpNeed) -> Sequence[KVLayout]:
         """None: the op has no cache."""

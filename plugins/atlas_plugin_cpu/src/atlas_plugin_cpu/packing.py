@@ -7,8 +7,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from atlas_core.contracts.ops import Packed
+from atlas_core.contracts.backend import GpuBackend, Launch
+from atlas_core.contracts.ops import Packed, Repack
 from atlas_core.vocab.errors import KernelError
+from atlas_core.vocab.kernel import Geometry, i32, i64, ptr
 from atlas_core.vocab.layout import StorageLayout
 from atlas_plugin_cpu.interleave import INTERLEAVE, LANES
 
@@ -54,6 +56,21 @@ def pack(packing: str, layout: StorageLayout, shape: tuple[int, ...], data: byte
     if missing:
         rows = np.concatenate([rows, np.zeros((missing, rows.shape[1]), np.uint8)])
     return np.ascontiguousarray(INTERLEAVE[layout.name](rows)).reshape(-1)
+
+
+def repack(packing: str, layout: StorageLayout, shape: tuple[int, ...]) -> Repack | None:
+    """The same by the kernel ``pack_rows``, for matrices (and stacks of them whose groups of rows do not straddle two)."""
+    if packing != f"{layout.name}_x16" or layout.name not in INTERLEAVE or len(shape) < 2:
+        return None
+    if len(shape) > 2 and shape[-2] % LANES:
+        return None
+    row_bytes, number = layout.row_bytes(shape[-1]), MATRIX_LAYOUTS.index(layout.name)
+
+    def launch(backend: GpuBackend, source: int, order: int, target: int, rows: int) -> Launch:
+        arguments = (ptr(source), ptr(order), ptr(target), i64(row_bytes), i32(rows), i32(number))
+        return backend.prepare_launch(backend.kernel("packing", "pack_rows"), Geometry(grid=(0, 1, 1)), arguments)
+
+    return Repack(LANES, matrix_packing(layout, (LANES, shape[-1])).nbytes, launch)
 
 
 def _vector(name: str, data: bytes | memoryview) -> np.ndarray:

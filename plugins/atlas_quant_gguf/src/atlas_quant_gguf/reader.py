@@ -5,14 +5,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from atlas_core.contracts.checkpoint import TokenizerSource
+from atlas_core.contracts.checkpoint import Extent, TokenizerSource
 from atlas_core.vocab.errors import CheckpointError
 from atlas_core.vocab.layout import StorageLayout
 from atlas_core.vocab.model import TensorInfo
 from atlas_core.vocab.verdict import Verdict
 from atlas_quant_gguf.config import generation_defaults, hub_config
 from atlas_quant_gguf.ggml import BY_NAME
-from atlas_quant_gguf.metadata import MAGIC, read_header
+from atlas_quant_gguf.metadata import MAGIC, GgufTensor, read_header
 from atlas_quant_gguf.tokenizer import tokenizer_source
 
 
@@ -80,9 +80,7 @@ class GgufCheckpoint:
 
     def read(self, name: str, rows: Sequence[tuple[int, int]] | None = None) -> memoryview:
         """See contracts.checkpoint.Checkpoint.read."""
-        if name not in self.tensors:
-            raise CheckpointError(f"{self.path} has no tensor {name!r}", "", "name a tensor of this file")
-        tensor = self._header.tensors[name]
+        tensor = self._find(name)
         if rows is None:
             return self._read([(tensor.start, tensor.start + tensor.nbytes)])
         # A one-dimensional tensor has a row for each value, unless several share a block.
@@ -92,6 +90,11 @@ class GgufCheckpoint:
         width = tensor.nbytes // count
         return self._read([(tensor.start + start * width, tensor.start + end * width) for start, end in rows])
 
+    def extent(self, name: str) -> Extent:
+        """See contracts.checkpoint.Located."""
+        tensor = self._find(name)
+        return Extent(self.path, tensor.start, tensor.nbytes)
+
     def tokenizer(self) -> TokenizerSource:
         """See contracts.checkpoint.Checkpoint.tokenizer."""
         return tokenizer_source(self._header.metadata, self.path)
@@ -99,6 +102,11 @@ class GgufCheckpoint:
     def close(self) -> None:
         """Close the file; safe to call twice."""
         self._file.close()
+
+    def _find(self, name: str) -> GgufTensor:
+        if name not in self.tensors:
+            raise CheckpointError(f"{self.path} has no tensor {name!r}", "", "name a tensor of this file")
+        return self._header.tensors[name]
 
     def _values(self, name: str) -> memoryview:
         tensor = self._header.tensors[name]

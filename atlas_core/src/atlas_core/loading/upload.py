@@ -1,0 +1,265 @@
+"""Weights from files to the device: threads read into a ring of page-locked pieces while the device copies and packs others."""
+
+import contextlib
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import numpy as np
+
+from atlas_core.contracts.backend import Event, GpuBackend, Stream
+from atlas_core.contracts.ops import Buffer
+from atlas_core.loading.extents import ALIGNMENT, MARGIN, ExtentReader
+from atlas_core.loading.pieces import Piece, WeightSource, pieces
+from atlas_core.runtime.loader import Progress, WeightCopy, WeightMemory, pack_weight
+from atlas_core.vocab.errors import AtlasError
+
+_REPORTS = 100
+"""At most so many reports of progress in all."""
+_WHOLE = 2
+"""Weights that are packed on the host and wait for the device, at most: each is whole in memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """Sizes that suit a device: ``piece`` bytes, so many of them in the ring, and threads that read."""
+
+    piece: int
+    slots: int
+    threads: int
+
+    @classmethod
+    def of(cls, backend: GpuBackend) -> "_Shape":
+        """Long pieces where a bus wants them; where the host packs, such as stay in its caches."""
+        processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        if backend.capabilities.asynchronous:
+            threads = max(2, min(8, processors))
+            return cls(8 << 20, 2 * threads, threads)
+        threads = max(1, min(4, processors // 2))
+        return cls(1 << 20, 2 * threads + 1, threads)
+
+
+@dataclass(frozen=True, slots=True)
+class _Slot:
+    """One piece of the ring; until ``event`` the device may still read it."""
+
+    view: memoryview
+    address: int
+    event: Event
+
+
+@dataclass(frozen=True, slots=True)
+class _Filled:
+    slot: _Slot
+    piece: Piece
+    begin: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Packed:
+    copy: WeightCopy
+    data: bytes | memoryview
+
+
+def load_weights(
+    backend: GpuBackend, copies: Iterable[WeightCopy], source: WeightSource, progress: Progress | None = None
+) -> WeightMemory:
+    """Every copy on the device, filled. ``progress(done, total, weight)`` counts packed bytes.
+
+    Weights that lie in files as they are go there in pieces. Others are read whole and packed by their implementation, one
+    ahead of the device. On any failure everything allocated here is freed.
+    """
+    listed = tuple(copies)
+    memory = WeightMemory(backend)
+    shape = _Shape.of(backend)
+    try:
+        for copy in listed:
+            address = backend.alloc(copy.packed.nbytes)
+            memory.buffers[copy.weight, copy.packed.name] = Buffer(address, copy.packed.nbytes)
+        streamed, whole = _divided(listed, source, shape.piece, repacks=backend.capabilities.unified_memory)
+        total = sum(copy.packed.nbytes for copy in listed)
+        _Upload(backend, memory, source, _reporter(progress, total)).run(streamed, whole, shape)
+    except BaseException:
+        memory.free()
+        raise
+    return memory
+
+
+def _divided(
+    copies: Sequence[WeightCopy], source: WeightSource, most: int, *, repacks: bool
+) -> tuple[list[Piece], dict[str, list[WeightCopy]]]:
+    """Pieces, and by weight the copies that need it whole."""
+    streamed: list[Piece] = []
+    whole: dict[str, list[WeightCopy]] = {}
+    for copy in copies:
+        placed = source.placed(copy.weight)
+        cut = None if placed is None else pieces(copy, placed, most, repacks=repacks)
+        if cut is None:
+            whole.setdefault(copy.weight, []).append(copy)
+        else:
+            streamed += cut
+    return streamed, whole
+
+
+def _reporter(progress: Progress | None, total: int) -> Callable[[int, str], None]:
+    done = told = 0
+
+    def report(nbytes: int, weight: str) -> None:
+        nonlocal done, told
+        done += nbytes
+        if progress and (done == total or done - told >= total // _REPORTS):
+            told = done
+            progress(done, total, weight)
+
+    return report
+
+
+class _Upload:
+    """One load. The calling thread alone speaks to the device; the others read, and pack what is packed on the host."""
+
+    def __init__(
+        self, backend: GpuBackend, memory: WeightMemory, source: WeightSource, report: Callable[[int, str], None]
+    ) -> None:
+        self._backend, self._memory, self._source, self._report = backend, memory, source, report
+        self._stream: Stream = backend.create_stream()
+        self._free: SimpleQueue[_Slot | None] = SimpleQueue()
+        self._ready: SimpleQueue[_Filled | _Packed | BaseException] = SimpleQueue()
+        self._in_flight: deque[_Slot] = deque()
+        self._room = threading.Semaphore(_WHOLE)
+        self._stopped = False
+
+    def run(self, streamed: Sequence[Piece], whole: dict[str, list[WeightCopy]], shape: _Shape) -> None:
+        expected = len(streamed) + sum(map(len, whole.values()))
+        threads = min(shape.threads, len(streamed))
+        longest = max((piece.extent.nbytes + _order_bytes(piece) for piece in streamed), default=0)
+        with _ring(self._backend, longest, min(shape.slots, len(streamed))) as slots, contextlib.ExitStack() as ending:
+            ending.callback(self._drain)
+            files = ExtentReader()
+            ending.callback(files.close)
+            for slot in slots:
+                self._free.put(slot)
+            turns, lock = iter(streamed), threading.Lock()
+            workers = [
+                threading.Thread(target=self._guard, args=(self._read, files, turns, lock), daemon=True)
+                for _ in range(threads)
+            ]
+            if whole:
+                workers.append(threading.Thread(target=self._guard, args=(self._pack, whole), daemon=True))
+            ending.callback(self._stop, workers)
+            for worker in workers:
+                worker.start()
+            for _ in range(expected):
+                self._take(self._next())
+            self._backend.synchronize(self._stream)
+
+    # On threads of their own
+
+    def _guard(self, work: Callable[..., None], *arguments: Any) -> None:
+        try:
+            work(*arguments)
+        except BaseException as error:  # noqa: BLE001 raised again by the thread that waits
+            self._ready.put(error)
+
+    def _read(self, files: ExtentReader, turns: Iterator[Piece], lock: threading.Lock) -> None:
+        while (slot := self._free.get()) is not None:
+            with lock:
+                piece = next(turns, None)
+            if piece is None or self._stopped:
+                return
+            self._ready.put(_Filled(slot, piece, files.read(piece.extent, slot.view)))
+
+    def _pack(self, whole: dict[str, list[WeightCopy]]) -> None:
+        for weight, group in whole.items():
+            data = self._source.read(weight)
+            for copy in group:
+                self._room.acquire()
+                if self._stopped:
+                    return
+                self._ready.put(_Packed(copy, pack_weight(copy.implementation, copy.packed, copy.spec, weight, data)))
+
+    # On the calling thread
+
+    def _next(self) -> _Filled | _Packed:
+        """What is ready first; while nothing is, pieces that the device is done with go back to the readers."""
+        while True:
+            while self._in_flight and self._backend.query_event(self._in_flight[0].event):
+                self._recycle()
+            try:
+                item = self._ready.get(block=not self._in_flight)
+            except Empty:
+                self._backend.wait_event(self._in_flight[0].event)
+                continue
+            if isinstance(item, BaseException):
+                raise item
+            return item
+
+    def _take(self, item: _Filled | _Packed) -> None:
+        if isinstance(item, _Packed):
+            self._backend.copy_h2d(item.data, self._address(item.copy))
+            self._room.release()
+            self._report(item.copy.packed.nbytes, item.copy.weight)
+            return
+        slot, piece = item.slot, item.piece
+        target = self._address(piece.copy) + piece.offset
+        if piece.repack is None:
+            source = slot.view[item.begin : item.begin + piece.nbytes]
+            self._backend.copy_h2d_async(source, target, self._stream)
+        else:
+            order = 0
+            if piece.order is not None:
+                # Behind the rows, where the device can read it too.
+                order = slot.address + len(slot.view) - piece.order.nbytes
+                slot.view[-piece.order.nbytes :] = piece.order.view(np.uint8).data
+            launch = piece.repack.launch(self._backend, slot.address + item.begin, order, target, piece.rows)
+            self._backend.enqueue(launch, self._stream)
+        self._backend.record_event(slot.event, self._stream)
+        self._in_flight.append(slot)
+        self._report(piece.nbytes, piece.copy.weight)
+
+    def _address(self, copy: WeightCopy) -> int:
+        return self._memory.buffers[copy.weight, copy.packed.name].address
+
+    def _recycle(self) -> None:
+        self._free.put(self._in_flight.popleft())
+
+    def _stop(self, workers: Sequence[threading.Thread]) -> None:
+        """Let every thread end; what they still bring is not looked at."""
+        self._stopped = True
+        for _ in workers:
+            self._free.put(None)
+            self._room.release()
+        for worker in workers:
+            worker.join()
+
+    def _drain(self) -> None:
+        """The device must be done with the ring before it goes. After a fault this fails too: the first error counts."""
+        with contextlib.suppress(AtlasError):
+            self._backend.synchronize(self._stream)
+
+
+def _order_bytes(piece: Piece) -> int:
+    return 0 if piece.order is None else piece.order.nbytes
+
+
+@contextmanager
+def _ring(backend: GpuBackend, longest: int, count: int) -> Iterator[list[_Slot]]:
+    """``count`` aligned pieces of one page-locked block, each with room for ``longest`` bytes."""
+    if not count:
+        yield []
+        return
+    each = -(-longest // ALIGNMENT) * ALIGNMENT + MARGIN
+    block = backend.alloc_pinned(count * each + ALIGNMENT)
+    try:
+        base = int(np.frombuffer(block, np.uint8).ctypes.data)
+        skip = -base % ALIGNMENT
+        yield [
+            _Slot(block[skip + i * each : skip + (i + 1) * each], base + skip + i * each, backend.create_event())
+            for i in range(count)
+        ]
+    finally:
+        backend.free_pinned(block)
