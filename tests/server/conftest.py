@@ -186,7 +186,9 @@ def model(**changes: Any) -> ServedModel:
 class Running:
     """A server on a free port, in a thread."""
 
-    def __init__(self, engine: FakeEngine, options: ServerOptions, served: ServedModel, bring_up: Any = None) -> None:
+    def __init__(
+        self, engine: FakeEngine, options: ServerOptions, served: ServedModel, bring_up: Any = None, store: Any = None
+    ) -> None:
         self.engine = engine
         self.reporter = Recorder()
 
@@ -194,7 +196,7 @@ class Running:
             on_progress(Progress("weights", 1, 2, "half"))
             return Service(engine, served)
 
-        self.app = Application(bring_up or ready, options, self.reporter)
+        self.app = Application(bring_up or ready, options, self.reporter, store)
         listener = bind_socket("127.0.0.1", 0)
         self.url = self.app.url = url_of(listener)
         self.server = DrainingServer(self.app)
@@ -237,16 +239,15 @@ def until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
         time.sleep(0.005)
 
 
-@pytest.fixture
-def serve() -> Iterator[Callable[..., Running]]:
+def serving() -> Iterator[Callable[..., Running]]:
     """Start servers: ``serve(engine, options fields…)``; each is stopped at the end."""
     started: list[Running] = []
 
     def start(
         engine: FakeEngine | None = None, *, served: ServedModel | None = None, bring_up: Any = None, state: str = "ready",
-        **options: Any,
+        store: Any = None, **options: Any,
     ) -> Running:  # fmt: skip
-        running = Running(engine or FakeEngine(), ServerOptions(**options), served or model(), bring_up)
+        running = Running(engine or FakeEngine(), ServerOptions(**options), served or model(), bring_up, store)
         started.append(running)
         return running.wait(state)
 
@@ -255,7 +256,11 @@ def serve() -> Iterator[Callable[..., Running]]:
         yield start
 
 
-@pytest.fixture
+serve = pytest.fixture(serving)
+serve_module = pytest.fixture(scope="module")(serving)
+
+
+@pytest.fixture(scope="session")
 def kit() -> Any:
     """The pieces above, for tests that put them together themselves."""
     return Kit

@@ -1,5 +1,6 @@
 """The application: routes, and the layers around them."""
 
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from http import HTTPStatus
@@ -26,8 +27,12 @@ from atlas_core.server.models import Models
 from atlas_core.server.openapi import document
 from atlas_core.server.options import ServerOptions
 from atlas_core.server.ports import BringUp, Reporter
+from atlas_core.server.responses.jobs import Jobs
+from atlas_core.server.responses.routes import operations as responses
 from atlas_core.server.routes import TEXT, Operation, RouteTable
 from atlas_core.server.schema import ChatRequest, CompletionRequest
+from atlas_core.server.store.memory import MemoryStore
+from atlas_core.server.store.port import Store, StoreLimits
 from atlas_core.server.tokens import Tokens
 from atlas_core.vocab.errors import RequestError
 
@@ -35,14 +40,21 @@ from atlas_core.vocab.errors import RequestError
 class Application:
     """The server without its socket. ``asgi`` is the ASGI application; ``url`` and ``failed`` have to be set before it starts."""
 
-    def __init__(self, bring_up: BringUp, options: ServerOptions, reporter: Reporter) -> None:
-        """``bring_up`` runs in the background once the application has started; until then every request is answered 503."""
+    def __init__(
+        self, bring_up: BringUp, options: ServerOptions, reporter: Reporter, store: Store | None = None
+    ) -> None:
+        """``bring_up`` runs in the background once the application has started; until then every request is answered 503.
+
+        ``store`` is closed at the end; without one, responses and conversations are kept in memory.
+        """
         self.options = options
         self.lifecycle = Lifecycle(bring_up, reporter)
         self.gate = Gate()
         self._metrics = Metrics(self.lifecycle, self.gate)
         self.url = ""
         self.failed: Callable[[], None] = _nothing
+        self._store = store or MemoryStore(StoreLimits(), time.time)
+        self._jobs = Jobs()
         shared = Shared(self.lifecycle, self.gate, self._metrics, options)
         self.table = RouteTable(self._operations(shared))
         app = Starlette(
@@ -70,7 +82,14 @@ class Application:
         To add some, append a group here. An Operation names what it reads (``body``, ``query``), what it answers (``answer``, ``events``)
         and which statuses only it has; authentication, limits, errors, metrics and the API document follow from that.
         """
-        return [*_generation(shared), *Models(self.lifecycle).operations(), *Tokens(shared).operations(), *self._own()]
+        kept = responses(shared, self._store, self._jobs)
+        return [
+            *_generation(shared),
+            *kept,
+            *Models(self.lifecycle).operations(),
+            *Tokens(shared).operations(),
+            *self._own(),
+        ]
 
     def _own(self) -> list[Operation]:
         return [
@@ -99,6 +118,8 @@ class Application:
                 yield
             finally:
                 await self.lifecycle.close()
+                await self._jobs.close()
+                await self._store.close()
 
         return life()
 

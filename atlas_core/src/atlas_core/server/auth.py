@@ -26,10 +26,7 @@ class KeyGuard:
         await self._app(scope, receive, send)
 
     def _check(self, headers: Headers) -> None:
-        given = [headers["x-api-key"]] if "x-api-key" in headers else []
-        scheme, _, token = headers.get("authorization", "").partition(" ")
-        if scheme.lower() == "bearer":
-            given.append(token.strip())
+        given = given_keys(headers)
         if not given:
             raise RequestError(
                 "this server asks for an API key", "the request has none",
@@ -39,3 +36,10 @@ class KeyGuard:
         matches = [hmac.compare_digest(one.encode("utf-8"), key) for one in given for key in self._keys]
         if not any(matches):
             raise RequestError("the API key is not valid", "this server does not know it", "", kind="unauthorized")
+
+
+def given_keys(headers: Headers) -> list[str]:
+    """The keys that a request carries, unchecked: that of ``Authorization: Bearer`` first, then that of ``x-api-key``."""
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    given = [token.strip()] if scheme.lower() == "bearer" else []
+    return given + ([headers["x-api-key"]] if "x-api-key" in headers else [])

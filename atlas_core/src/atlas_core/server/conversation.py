@@ -12,7 +12,7 @@ from atlas_core.vocab.errors import RequestError
 ROLES = ("developer", "system", "user", "assistant", "tool")
 REASONING = ("reasoning_content", "reasoning")
 """Names under which clients send a thought back."""
-_NAME = re.compile(r"[^\s<>{}\[\]\"'`\\]{1,256}")
+TOOL_NAME = re.compile(r"[^\s<>{}\[\]\"'`\\]{1,256}")
 _NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}}
 
 
@@ -64,7 +64,7 @@ def declared_tools(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         if not isinstance(function, Mapping):
             raise _invalid(f"{field}.function", "it is no object")
         name, parameters = function.get("name"), function.get("parameters")
-        if not isinstance(name, str) or not _NAME.fullmatch(name):
+        if not isinstance(name, str) or not TOOL_NAME.fullmatch(name):
             raise _invalid(
                 f"{field}.function.name", "it is no name of up to 256 characters without blanks, quotes and brackets"
             )

@@ -1,7 +1,7 @@
 """The fields of requests, with their types and ranges; strict: ``"5"``, ``5.0`` and ``true`` are no integers."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Annotated, Any, TypeVar
 
@@ -157,9 +157,9 @@ _PLACE = re.compile(r"^(?P<what>.*?)(?: - at `\$\.?(?P<path>[^`]*)`)?$", re.DOTA
 _MISSING = re.compile(r"^Object missing required field `(?P<name>\w+)`$")
 
 
-def read_request(kind: type[R], body: Mapping[str, Any]) -> R:
-    """``body`` as ``kind``. Raises RequestError that names the field: of a wrong type, out of range, or not supported."""
-    for name, neutral in UNSUPPORTED[kind].items():
+def read_request(kind: type[R], body: Mapping[str, Any], unsupported: Mapping[str, tuple[Any, ...]] | None = None) -> R:
+    """``body`` as ``kind``; ``unsupported`` is its row of UNSUPPORTED, where it has none there. Raises RequestError that names the field: of a wrong type, out of range, or not supported."""
+    for name, neutral in (UNSUPPORTED[kind] if unsupported is None else unsupported).items():
         value = body.get(name)
         if value is not None and value not in neutral:
             raise RequestError(
@@ -172,9 +172,17 @@ def read_request(kind: type[R], body: Mapping[str, Any]) -> R:
         raise _explained(str(error)) from None
 
 
-def unknown_fields(kind: type[Struct], body: Mapping[str, Any]) -> list[str]:
-    """Names in ``body`` that this server has never heard of; SDKs send new ones every month, so they are not refused."""
-    known = {field.encode_name for field in msgspec.structs.fields(kind)} | UNSUPPORTED[kind].keys() | WITHOUT_EFFECT
+def unknown_fields(kind: type[Struct], body: Mapping[str, Any], known: Iterable[str] = ()) -> list[str]:
+    """Names in ``body`` that this server has never heard of; SDKs send new ones every month, so they are not refused.
+
+    ``known`` are further names that it has.
+    """
+    known = {
+        *known,
+        *UNSUPPORTED.get(kind, ()),
+        *WITHOUT_EFFECT,
+        *(f.encode_name for f in msgspec.structs.fields(kind)),
+    }
     return [name for name in body if name not in known]
 
 

@@ -1,0 +1,1 @@
+"""Conversations: lists of items that responses go on with."""

@@ -1,0 +1,211 @@
+"""``POST /v1/responses``: whole, streamed, or in the background."""
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.requests import Request as HttpRequest
+from starlette.types import Receive, Scope, Send
+
+from atlas_core.server.body import parse_object, read_body
+from atlas_core.server.boundary import Record, json_response, record_of
+from atlas_core.server.chat import Chat
+from atlas_core.server.endpoint import STREAM_HEADERS, Shared, make_turn, served_name, write_down
+from atlas_core.server.errors import internal_error
+from atlas_core.server.generation import Deltas, EventStream, run, while_connected
+from atlas_core.server.ports import Service
+from atlas_core.server.responses.answer import Asked, ResponseWriter, summary_of
+from atlas_core.server.responses.assembly import Shape
+from atlas_core.server.responses.context import Context, gather
+from atlas_core.server.responses.following import send_log
+from atlas_core.server.responses.jobs import EventLog, Job, Jobs
+from atlas_core.server.responses.schema import UNSUPPORTED, WITHOUT_EFFECT, InputRequest, ResponsesRequest
+from atlas_core.server.responses.told import Told
+from atlas_core.server.responses.tools import Tools, read_tools
+from atlas_core.server.responses.translate import SEALED, chat_request, in_own_words
+from atlas_core.server.schema import read_request, unknown_fields
+from atlas_core.server.store.owner import owner_of
+from atlas_core.server.store.port import Record as Kept
+from atlas_core.server.store.port import Store
+from atlas_core.server.turn import Output, Turn
+from atlas_core.vocab.errors import AtlasError, RequestError
+
+_LOG = logging.getLogger("atlas.server")
+
+
+class _ResponsesChat(Chat):
+    """Chat, but for the ids of answers."""
+
+    id_prefix = "resp_"
+
+
+def new_id(prefix: str) -> str:
+    """A fresh id."""
+    return prefix + uuid.uuid4().hex
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """A request, understood. ``kept``: the answer is stored."""
+
+    owner: str
+    request: ResponsesRequest
+    context: Context
+    turn: Turn
+    writer: ResponseWriter
+    kept: bool
+
+
+class Responses:
+    """An ASGI application that makes responses."""
+
+    def __init__(self, shared: Shared, store: Store, jobs: Jobs, told: Told, clock: Callable[[], float]) -> None:
+        """``clock`` is Unix time, seconds."""
+        self._shared = shared
+        self._store = store
+        self._jobs = jobs
+        self._clock = clock
+        self._told = told
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request. Raises AtlasError when it cannot, and ClientDisconnect when nobody waits for it any more."""
+        shared = self._shared
+        arrival = shared.clock()
+        service = shared.lifecycle.service()
+        http = HttpRequest(scope, receive)
+        body = parse_object(await read_body(http.headers, http.stream(), shared.options.max_body))
+        request = read_request(ResponsesRequest, body, UNSUPPORTED)
+        shared.unknown.tell(unknown_fields(ResponsesRequest, body, {*UNSUPPORTED, *WITHOUT_EFFECT}))
+        _check(request)
+        capacity = service.engine.info.max_batch_size + shared.options.max_queue
+        with ExitStack() as stack:
+            places = stack.enter_context(shared.gate.enter(1, capacity))
+            work = await while_connected(receive, self._understand(service, request, owner_of(http.headers), arrival))
+            deltas = self._kept(run(service.engine, work.turn, places, shared.metrics, shared.clock), work)
+            record = record_of(scope)
+            if not request.background:
+                await while_connected(receive, self._answer(work, deltas, record, scope, receive, send))
+                return
+            job = await self._begin(work, deltas, stack.pop_all())
+        if job.log is None:
+            await json_response(job.body)(scope, receive, send)
+        else:
+            await while_connected(receive, send_log(send, job.log, 0, shared.options.ping_interval))
+
+    async def _understand(self, service: Service, request: ResponsesRequest, owner: str, arrival: float) -> _Work:
+        tools = read_tools(request.tools or ())
+        for kind in tools.skipped:
+            self._told.once(f"tools of type {kind[:64]}")
+        context = await gather(self._store, owner, request, new_id, self._told.once)
+        turn = await prepare(self._shared, service, request, context, tools, arrival)
+        kept = request.store is not False
+        shape = Shape(tools.custom, summary_of(request) is not None, SEALED in (request.include or ()))
+        writer = ResponseWriter(turn, Asked(request, kept, context.conversation), shape, new_id, self._clock)
+        return _Work(owner, request, context, turn, writer, kept)
+
+    async def _answer(
+        self, work: _Work, deltas: Deltas, record: Record, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        outputs = [Output()]
+        try:
+            if work.turn.stream:
+                stream = EventStream(send, STREAM_HEADERS, self._shared.options.ping_interval)
+                record.error = await stream.respond(deltas, work.writer, outputs, record.id)
+            else:
+                async for index, delta in deltas:
+                    outputs[index].count(delta)
+                    work.writer.chunk(index, delta)
+                await json_response(work.writer.body)(scope, receive, send)
+        finally:
+            await deltas.aclose()
+            write_down(record, outputs, 1)
+
+    async def _begin(self, work: _Work, deltas: Deltas, stack: ExitStack) -> Job:
+        """A job that goes on whatever becomes of the client; ``stack`` is left when it ends."""
+        job = Job(work.writer.waiting(), EventLog() if work.turn.stream else None)
+        try:
+            await self._save(work, job.body)
+        except BaseException:
+            stack.close()
+            raise
+        task = self._jobs.start(work.owner, job, self._run(job, work, deltas))
+        task.add_done_callback(lambda _: stack.close())
+        return job
+
+    async def _run(self, job: Job, work: _Work, deltas: Deltas) -> None:
+        writer = work.writer
+        log = job.log or EventLog()
+        try:
+            job.body = writer.body
+            log.add(writer.opening())
+            async for index, delta in deltas:
+                log.add(writer.chunk(index, delta))
+            log.add(writer.closing([]))
+        except Exception as error:  # noqa: BLE001 nobody waits for this; the response tells of it
+            log.add(writer.failed(_told_to_client(error, work.turn.id)))
+        finally:
+            job.body = writer.body
+            log.end()
+            await deltas.aclose()
+
+    async def _kept(self, deltas: Deltas, work: _Work) -> Deltas:
+        """``deltas``; whoever has seen the last of them finds the response in the store.
+
+        One that fails is kept as failed. One that is given up is kept as cancelled if it runs in the background, else not at all.
+        """
+        writer = work.writer
+        try:
+            async for pair in deltas:
+                yield pair
+            await self._save(work, writer.body, ended=True)
+        except Exception as error:
+            writer.fail(_told_to_client(error, work.turn.id))
+            await self._save(work, writer.body)
+            raise
+        except (asyncio.CancelledError, GeneratorExit):
+            if work.request.background:
+                writer.cancel()
+                await asyncio.shield(self._save(work, writer.body))
+            raise
+        finally:
+            await deltas.aclose()
+
+    async def _save(self, work: _Work, body: Mapping[str, Any], *, ended: bool = False) -> None:
+        context, output = work.context, tuple(work.writer.items)
+        if work.kept:
+            items = (*context.items, *output)
+            record = Kept(work.turn.id, "response", work.turn.created, body, items, len(context.items))
+            await self._store.save(work.owner, record)
+        if ended and context.conversation is not None:
+            await self._store.append(work.owner, context.conversation, (*context.items[context.own :], *output))
+
+
+async def prepare(
+    shared: Shared, service: Service, request: InputRequest, context: Context, tools: Tools, arrival: float
+) -> Turn:
+    """The turn of ``request``. Raises RequestError with the names of its own fields."""
+    model = served_name(service.model, request.model, strict=shared.options.strict_model)
+    try:
+        chat = chat_request(request, context.items, tools)
+        return await make_turn(_ResponsesChat(), service, model, chat, arrival)
+    except RequestError as error:
+        raise in_own_words(error) from None
+
+
+def _told_to_client(error: Exception, response_id: str) -> AtlasError:
+    if isinstance(error, AtlasError):
+        return error
+    _LOG.error("response %s failed", response_id, exc_info=error)
+    return internal_error(response_id)
+
+
+def _check(request: ResponsesRequest) -> None:
+    if request.background and request.store is False:
+        raise RequestError(
+            "background needs store", "nobody could ask for an answer that is not kept", "leave store out", field="background",
+            code="invalid_value",
+        )  # fmt: skip

@@ -1,0 +1,118 @@
+"""The tools of a request, flat, as the chat endpoint spells them. Pure."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from atlas_core.server.conversation import TOOL_NAME
+from atlas_core.server.responses.items import invalid
+from atlas_core.vocab.errors import RequestError
+
+INPUT = "input"
+"""The one parameter of the function as which a custom tool is offered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """``declared`` are functions as chat declares them; those named in ``custom`` stand for tools that take free text.
+
+    ``skipped`` are the types of those that no model here can use.
+    """
+
+    declared: tuple[dict[str, Any], ...] = ()
+    custom: frozenset[str] = frozenset()
+    skipped: tuple[str, ...] = ()
+
+
+def read_tools(tools: Sequence[Mapping[str, Any]]) -> Tools:
+    """``tools`` for the chat template. Tools that the server would have to run are left out. Raises RequestError naming the field."""
+    declared: list[dict[str, Any]] = []
+    custom: set[str] = set()
+    skipped: list[str] = []
+    for index, tool in enumerate(tools):
+        field = f"tools[{index}]"
+        kind = tool.get("type", "function")
+        if kind not in ("function", "custom"):
+            skipped.append(str(kind))
+            continue
+        name = tool.get("name")
+        if not isinstance(name, str) or not TOOL_NAME.fullmatch(name):
+            raise invalid(f"{field}.name", "it is no name of up to 256 characters without blanks, quotes and brackets")
+        if any(name == other["function"]["name"] for other in declared):
+            raise invalid(f"{field}.name", f"there is another tool {name!r}")
+        if kind == "custom":
+            custom.add(name)
+        function = _custom(tool, field) if kind == "custom" else _function(tool, field)
+        declared.append({"type": "function", "function": {"name": name, **function}})
+    return Tools(tuple(declared), frozenset(custom), tuple(skipped))
+
+
+def chat_choice(choice: str | Mapping[str, Any] | None, tools: Tools) -> str | dict[str, Any]:
+    """``tool_choice`` as the chat endpoint spells it. Raises RequestError for a tool that could not be offered."""
+    if choice is None or isinstance(choice, str):
+        return choice or "auto"
+    kind = choice.get("type")
+    if kind in ("function", "custom"):
+        return {"type": "function", "function": {"name": _wanted(choice, "tool_choice")}}
+    if kind == "allowed_tools":
+        allowed = choice.get("tools")
+        if not isinstance(allowed, list) or not allowed:
+            raise invalid("tool_choice.tools", "it names no tool")
+        mode = choice.get("mode")
+        if mode not in ("auto", "required"):
+            raise invalid("tool_choice.mode", "it is neither auto nor required")
+        names = [
+            _wanted(tool, f"tool_choice.tools[{index}]") for index, tool in enumerate(allowed)
+            if not isinstance(tool, Mapping) or tool.get("type", "function") in ("function", "custom")
+        ]  # fmt: skip
+        if names:
+            functions = [{"type": "function", "function": {"name": name}} for name in names]
+            return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": functions}}
+        if mode == "auto":
+            # Only tools that are not offered at all may be called.
+            return "none"
+    raise RequestError(
+        "tool_choice asks for a tool that is not offered", f"{str(kind)[:64]} is nothing that the model here can call",
+        "choose among tools of the types function and custom", kind="unsupported", field="tool_choice",
+        code="unsupported_parameter",
+    )  # fmt: skip
+
+
+def custom_arguments(text: str) -> str:
+    """The arguments of the function that stands for a custom tool."""
+    return json.dumps({INPUT: text}, ensure_ascii=False)
+
+
+def _function(tool: Mapping[str, Any], field: str) -> dict[str, Any]:
+    parameters = tool.get("parameters")
+    if parameters is not None and not isinstance(parameters, Mapping):
+        raise invalid(f"{field}.parameters", "it is no JSON schema of an object")
+    found = {name: tool[name] for name in ("description", "strict") if tool.get(name) is not None}
+    return {**found, "parameters": parameters or {"type": "object", "properties": {}}}
+
+
+def _custom(tool: Mapping[str, Any], field: str) -> dict[str, Any]:
+    description = tool.get("description") or ""
+    if not isinstance(description, str):
+        raise invalid(f"{field}.description", "it is no string")
+    form = tool.get("format")
+    if form is not None and not isinstance(form, Mapping):
+        raise invalid(f"{field}.format", "it is no object")
+    if form and isinstance(form.get("definition"), str):
+        # The grammar is told, not enforced: it is about the text inside of an argument.
+        description += f"\n\nThe input follows this {form.get('syntax', '')} grammar:\n{form['definition']}"
+    return {
+        "description": description.strip(),
+        "parameters": {
+            "type": "object", "properties": {INPUT: {"type": "string", "description": "The whole input of the tool."}},
+            "required": [INPUT], "additionalProperties": False,
+        },
+    }  # fmt: skip
+
+
+def _wanted(tool: Any, field: str) -> str:
+    name = tool.get("name") if isinstance(tool, Mapping) else None
+    if not isinstance(name, str):
+        raise invalid(f"{field}.name", "it is no string")
+    return name
