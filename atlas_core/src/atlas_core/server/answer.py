@@ -14,13 +14,17 @@ _ID_LENGTH = 24
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How to read answers. ``parallel``: calls after the first one count. ``named``: the request named the tool to call."""
+    """How to read answers. ``parallel``: calls after the first one count. ``named``: the request named the tool to call.
+
+    ``call_prefix`` begins the ids of calls, unless the template wants ids of a length of its own.
+    """
 
     tools: tuple[Tool, ...] = ()
     syntax: ToolSyntax | None = None
     reasoning: ReasoningSyntax | None = None
     parallel: bool = True
     named: bool = False
+    call_prefix: str = "call_"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +112,7 @@ class AnswerReader:
     def _new_id(self) -> str:
         length = self._reading.syntax.call_id_length if self._reading.syntax else 0
         letters = "".join(secrets.choice(_LETTERS) for _ in range(length or _ID_LENGTH))
-        return letters if length else f"call_{letters}"
+        return letters if length else f"{self._reading.call_prefix}{letters}"
 
 
 @dataclass(slots=True)

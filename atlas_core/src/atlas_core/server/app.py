@@ -22,6 +22,7 @@ from atlas_core.server.endpoint import Generation, Shared
 from atlas_core.server.health import Health
 from atlas_core.server.lifecycle import Lifecycle
 from atlas_core.server.limits import Gate
+from atlas_core.server.messages import routes as messages
 from atlas_core.server.metrics import CONTENT_TYPE, Metrics
 from atlas_core.server.models import Models
 from atlas_core.server.openapi import document
@@ -86,6 +87,7 @@ class Application:
         return [
             *_generation(shared),
             *kept,
+            *messages.operations(shared),
             *Models(self.lifecycle).operations(),
             *Tokens(shared).operations(),
             *self._own(),

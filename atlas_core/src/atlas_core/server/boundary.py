@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from atlas_core.server.errors import OPENAI, ErrorFace, answer_to, error_headers, internal_error
+from atlas_core.server.errors import ANTHROPIC, OPENAI, ErrorFace, answer_to, error_headers, internal_error
 from atlas_core.server.metrics import Metrics
 from atlas_core.server.routes import JSON, RouteTable
 from atlas_core.vocab.errors import AtlasError
@@ -74,10 +74,13 @@ class Boundary:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        record = Record(_request_id(Headers(scope=scope)), scope["method"], scope["path"])
+        headers = Headers(scope=scope)
+        record = Record(_request_id(headers), scope["method"], scope["path"])
         operation = self._table.find(record.path)
         if operation is not None:
             record.endpoint, record.errors = operation.path, operation.errors
+        if "anthropic-version" in headers:
+            record.errors = ANTHROPIC  # of paths that both speak, and of those that do not exist
         scope.setdefault("state", {})["record"] = record
         started = self._clock()
         sent = False
@@ -87,10 +90,10 @@ class Boundary:
             if message["type"] == "http.response.start":
                 sent = True
                 record.status = message["status"]
-                headers = MutableHeaders(raw=message.setdefault("headers", []))
+                answered = MutableHeaders(raw=message.setdefault("headers", []))
                 for name in record.errors.headers:
-                    headers[name] = record.id
-                headers.update(record.headers)
+                    answered[name] = record.id
+                answered.update(record.headers)
             await send(message)
 
         try:

@@ -1,6 +1,6 @@
 """``POST /v1/chat/completions``."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from atlas_core.contracts.dialect import Text
@@ -9,7 +9,7 @@ from atlas_core.server.conversation import ToolUse, tool_use
 from atlas_core.server.logprobs import chat_logprobs
 from atlas_core.server.ports import ServedModel
 from atlas_core.server.prompt import Conversation, encode_pieces, render
-from atlas_core.server.schema import ChatRequest
+from atlas_core.server.schema import ChatRequest, read_request, unknown_fields
 from atlas_core.server.sse import DONE, Chunks, ChunkTemplate, encode
 from atlas_core.server.structured import answer_grammar
 from atlas_core.server.translate import check_prompt
@@ -25,8 +25,11 @@ _ROLE = b'{"role":"assistant","content":""}'
 class Chat:
     """The chat face."""
 
-    kind = ChatRequest
     id_prefix = "chatcmpl-"
+
+    def read(self, body: Mapping[str, Any]) -> tuple[ChatRequest, list[str]]:
+        """See Face."""
+        return read_request(ChatRequest, body), unknown_fields(ChatRequest, body)
 
     def count(self, request: ChatRequest) -> int:
         """One: the conversation."""

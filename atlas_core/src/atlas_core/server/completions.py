@@ -1,12 +1,12 @@
 """``POST /v1/completions``."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from atlas_core.server.answer import Reading
 from atlas_core.server.logprobs import LegacyLogprobs
 from atlas_core.server.ports import ServedModel
-from atlas_core.server.schema import CompletionRequest
+from atlas_core.server.schema import CompletionRequest, read_request, unknown_fields
 from atlas_core.server.sse import DONE, Chunks, ChunkTemplate, encode
 from atlas_core.server.structured import answer_grammar
 from atlas_core.server.translate import check_ids, check_prompt, split_prompts
@@ -19,8 +19,11 @@ from atlas_core.vocab.messages import Delta, Ready
 class Completions:
     """The completions face: text goes to the model as it is."""
 
-    kind = CompletionRequest
     id_prefix = "cmpl-"
+
+    def read(self, body: Mapping[str, Any]) -> tuple[CompletionRequest, list[str]]:
+        """See Face."""
+        return read_request(CompletionRequest, body), unknown_fields(CompletionRequest, body)
 
     def count(self, request: CompletionRequest) -> int:
         """The prompts in the field of that name."""

@@ -21,7 +21,7 @@ from atlas_core.server.limits import Gate, Places
 from atlas_core.server.metrics import Metrics
 from atlas_core.server.options import ServerOptions
 from atlas_core.server.ports import ServedModel, Service
-from atlas_core.server.schema import Request, read_request, unknown_fields
+from atlas_core.server.schema import Request
 from atlas_core.server.translate import sampling_params, sequences
 from atlas_core.server.turn import Output, Turn
 from atlas_core.vocab.errors import RequestError
@@ -80,8 +80,8 @@ class Generation(Generic[R]):
         service = shared.lifecycle.service()
         http = HttpRequest(scope, receive)
         body = parse_object(await read_body(http.headers, http.stream(), shared.options.max_body))
-        request = read_request(self._face.kind, body)
-        shared.unknown.tell(unknown_fields(self._face.kind, body))
+        request, unknown = self._face.read(body)
+        shared.unknown.tell(unknown)
         model = served_name(service.model, request.model, strict=shared.options.strict_model)
         n = request.n or 1
         capacity = service.engine.info.max_batch_size + shared.options.max_queue
@@ -120,7 +120,8 @@ async def make_turn(face: Face[R], service: Service, model: str, request: R, arr
     """``request`` as the internal turn; ``model`` is the name to answer with, ``arrival`` monotonic time. Raises RequestError."""
     info, served = service.engine.info, service.model
     reading = face.reading(request, served)
-    sampling = _heard(sampling_params(request, served.sampling, info), reading, served)
+    asked = sampling_params(request, served.sampling, info)
+    sampling = _heard(asked, reading, served)
     work = asyncio.to_thread(face.prompts, request, served, info)
     try:
         prompts = await asyncio.wait_for(work, _MOST_PREPARATION_S)
@@ -140,6 +141,7 @@ async def make_turn(face: Face[R], service: Service, model: str, request: R, arr
         include_usage=bool(options and options.include_usage),
         token_ids=bool(request.return_token_ids),
         reading=reading,
+        stops=asked.stop,
     )  # fmt: skip
 
 

@@ -1,12 +1,12 @@
-"""Errors as answers: one table from AtlasError to status and OpenAI error object."""
+"""Errors as answers: one table from AtlasError to status, and the ways in which families of endpoints tell them."""
 
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from atlas_core.vocab.errors import AtlasError, EngineError, RequestError
 
@@ -104,6 +104,54 @@ class ErrorFace:
 
 
 OPENAI = ErrorFace(ErrorBody, lambda error, request_id: error_object(error))
+
+
+class AnthropicReason(Struct):
+    """``error_code`` is a stable word; ``unsupported`` names the fields that this server does not have."""
+
+    error_code: str
+    unsupported: list[str] | UnsetType = UNSET
+
+
+class AnthropicDetail(Struct):
+    """What went wrong."""
+
+    type: str
+    message: str
+    details: AnthropicReason | UnsetType = UNSET
+
+
+class AnthropicBody(Struct):
+    """An error as Anthropic's endpoints tell it."""
+
+    type: Literal["error"]
+    error: AnthropicDetail
+    request_id: str | None
+
+
+ANTHROPIC_TYPES: Mapping[int, str] = MappingProxyType(
+    {
+        400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
+        413: "request_too_large", 429: "rate_limit_error", 500: "api_error",
+    }
+)  # fmt: skip
+"""By status. Any other 4xx is the client's fault too, and any other 5xx the server's."""
+
+
+def anthropic_error(error: AtlasError, request_id: str | None = None) -> dict[str, Any]:
+    """``{"type": "error", "error": {type, message, details}, "request_id"}``; without ``details`` where the error has no code."""
+    status = answer_to(error).status
+    kind = ANTHROPIC_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
+    if isinstance(error, EngineError) and error.state in ("loading", "draining"):
+        kind = "overloaded_error"  # clients try again
+    detail: dict[str, Any] = {"type": kind, "message": one_line(error)}
+    if isinstance(error, RequestError) and error.code is not None:
+        unsupported = {"unsupported": [error.field]} if error.kind == "unsupported" and error.field else {}
+        detail["details"] = {"error_code": error.code, **unsupported}
+    return {"type": "error", "error": detail, "request_id": request_id}
+
+
+ANTHROPIC = ErrorFace(AnthropicBody, anthropic_error, headers=("request-id", "x-request-id"))
 
 
 def one_line(error: AtlasError) -> str:

@@ -1,6 +1,6 @@
 """What a face is: a way to read requests and to write answers. Everything between is the same for all of them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from atlas_core.server.answer import Reading
@@ -42,13 +42,12 @@ class Face(Protocol[R]):
     """One endpoint that generates."""
 
     @property
-    def kind(self) -> type[R]:
-        """The schema of its requests."""
-        ...
-
-    @property
     def id_prefix(self) -> str:
         """What ids of its answers begin with."""
+        ...
+
+    def read(self, body: Mapping[str, Any]) -> tuple[R, list[str]]:
+        """The request in ``body``, and the names of what in it is unknown and has no effect. Raises RequestError that names the field."""
         ...
 
     def count(self, request: R) -> int:

@@ -158,7 +158,10 @@ _MISSING = re.compile(r"^Object missing required field `(?P<name>\w+)`$")
 
 
 def read_request(kind: type[R], body: Mapping[str, Any], unsupported: Mapping[str, tuple[Any, ...]] | None = None) -> R:
-    """``body`` as ``kind``; ``unsupported`` is its row of UNSUPPORTED, where it has none there. Raises RequestError that names the field: of a wrong type, out of range, or not supported."""
+    """``body`` as ``kind``; ``unsupported`` is its row of UNSUPPORTED, where it has none there.
+
+    Raises RequestError that names the field: of a wrong type, out of range, or not supported.
+    """
     for name, neutral in (UNSUPPORTED[kind] if unsupported is None else unsupported).items():
         value = body.get(name)
         if value is not None and value not in neutral:

@@ -29,7 +29,7 @@ class Turn:
     """One request, understood. Choice ``i`` is ``sequences[i]``; it answers ``prompts[i // n]``.
 
     ``hidden`` are the tokens whose text answers do not show. ``created`` is Unix time, seconds. ``fingerprint`` identifies model, plugins and settings.
-    ``reading`` is how answers are taken apart into thoughts, text and calls.
+    ``reading`` is how answers are taken apart into thoughts, text and calls. ``stops`` are the client's own stop strings.
     """
 
     id: str
@@ -44,6 +44,7 @@ class Turn:
     include_usage: bool = False
     token_ids: bool = False
     reading: Reading = field(default_factory=Reading)
+    stops: tuple[str, ...] = ()
 
     def prompt_of(self, choice: int) -> Prompt:
         """The prompt that a choice answers."""
@@ -63,6 +64,7 @@ class Output:
     tokens: list[int] = field(default_factory=list)
     positions: list[Position] = field(default_factory=list)
     finish: FinishReason | None = None
+    stop: str | None = None
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
@@ -78,6 +80,7 @@ class Output:
     def count(self, delta: Delta) -> None:
         """Take a delta's totals only: streams need no more."""
         self.finish = delta.finish
+        self.stop = delta.stop
         self.prompt_tokens = delta.prompt_tokens
         self.completion_tokens = delta.completion_tokens
         self.cached_tokens = delta.cached_tokens
