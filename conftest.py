@@ -13,6 +13,7 @@ ALLOWED_SKIPS = (
     "needs an instruction set",
     "needs npm",
     "needs nvcc",
+    "needs openssl",
     "needs the shared test inputs",
 )
 """A test may be skipped for what a machine lacks, and for nothing else; reasons begin with one of these."""

@@ -11,7 +11,7 @@ from atlas_core.server.app import Application
 from atlas_core.server.background import in_background
 from atlas_core.server.options import ServerOptions
 from atlas_core.server.ports import OnProgress, Reporter, Service
-from atlas_core.server.run import bind_socket, run
+from atlas_core.server.run import bind_socket, check_tls, is_loopback, run
 from atlas_core.settings import Settings
 from atlas_core.vocab.errors import UsageError
 from atlas_core.vocab.messages import Progress
@@ -26,10 +26,16 @@ def serve(settings: Settings, registry: Registry, reporter: Reporter) -> int:
     """
     if not settings.model:
         raise UsageError("no model is named", "a server serves one", "atlas serve MODEL; try atlas serve smollm2")
+    options = ServerOptions.of(settings)
+    if options.tls is not None:
+        check_tls(*options.tls)
+    application = Application(lambda progress: bring_up(settings, registry, progress), options, reporter)
     listener = bind_socket(settings.bind, settings.port)
-    application = Application(
-        lambda progress: bring_up(settings, registry, progress), ServerOptions.of(settings), reporter
-    )
+    if not application.keys.asks and not is_loopback(listener):
+        reporter.notice(
+            f"warning: anybody who reaches {settings.bind} port {listener.getsockname()[1]} can use this server, for it asks for no "
+            "key (--api-keys-file)"
+        )
     return run(application, listener, log_level=settings.log_level)
 
 

@@ -8,18 +8,21 @@ from http import HTTPStatus
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from atlas_core import __version__
 from atlas_core.server import shapes
-from atlas_core.server.auth import KeyGuard
+from atlas_core.server.auth import KeyGuard, RateGuard
 from atlas_core.server.boundary import Boundary, json_response, record_of
+from atlas_core.server.bounds import Bounds
 from atlas_core.server.chat import Chat
 from atlas_core.server.completions import Completions
 from atlas_core.server.endpoint import Generation, Shared
 from atlas_core.server.health import Health
+from atlas_core.server.keys import KeyRing
 from atlas_core.server.lifecycle import Lifecycle
 from atlas_core.server.limits import Gate
 from atlas_core.server.messages import routes as messages
@@ -28,6 +31,7 @@ from atlas_core.server.models import Models
 from atlas_core.server.openapi import document
 from atlas_core.server.options import ServerOptions
 from atlas_core.server.ports import BringUp, Reporter
+from atlas_core.server.rates import RateLimiter
 from atlas_core.server.responses.jobs import Jobs
 from atlas_core.server.responses.routes import operations as responses
 from atlas_core.server.routes import TEXT, Operation, RouteTable
@@ -47,6 +51,7 @@ class Application:
         """``bring_up`` runs in the background once the application has started; until then every request is answered 503.
 
         ``store`` is closed at the end; without one, responses and conversations are kept in memory.
+        Raises UsageError for options that cannot be used.
         """
         self.options = options
         self.lifecycle = Lifecycle(bring_up, reporter)
@@ -57,21 +62,38 @@ class Application:
         self._store = store or MemoryStore(StoreLimits(), time.time)
         self._jobs = Jobs()
         shared = Shared(self.lifecycle, self.gate, self._metrics, options)
+        self.keys = KeyRing(options.api_keys, options.api_keys_file)
         self.table = RouteTable(self._operations(shared))
         app = Starlette(
             routes=self.table.routes,
-            middleware=[
-                Middleware(
-                    Boundary, table=self.table, metrics=self._metrics, clock=shared.clock, json_logs=options.json_logs
-                ),
-                Middleware(KeyGuard, keys=options.api_keys, table=self.table),
-            ],
+            middleware=self._layers(shared),
             exception_handlers={HTTPException: _refused_by_router},
             lifespan=self._lifespan,
         )
         # A path with a slash too many does not exist; a redirect would lose the body of a POST in many clients.
         app.router.redirect_slashes = False
         self.asgi: ASGIApp = app
+
+    def _layers(self, shared: Shared) -> list[Middleware]:
+        """From the outside in."""
+        options, table, clock = self.options, self.table, shared.clock
+        layers = [
+            Middleware(Boundary, table=table, metrics=self._metrics, clock=clock, json_logs=options.json_logs),
+            Middleware(Bounds, body_timeout=options.body_timeout, clock=clock),
+            Middleware(KeyGuard, keys=self.keys, table=table),
+        ]
+        if options.rates.requests is not None or options.rates.tokens is not None:
+            layers.append(Middleware(RateGuard, limiter=RateLimiter(options.rates), table=table, clock=clock))
+        if options.cors_origins:
+            # Outermost: preflights carry no key, and pages must be able to read errors too.
+            layers.insert(
+                0,
+                Middleware(
+                    CORSMiddleware, allow_origins=options.cors_origins, allow_methods=["GET", "POST", "DELETE"],
+                    allow_headers=["*"], expose_headers=EXPOSED_HEADERS,
+                ),
+            )  # fmt: skip
+        return layers
 
     async def drain(self) -> None:
         """Refuse new requests, let the running ones finish within ``drain_timeout``, then end the engine."""
@@ -98,7 +120,7 @@ class Application:
             *Health(self.lifecycle).operations(),
             Operation(
                 path="/metrics", endpoint=self._scrape, summary="Metrics in the Prometheus text format", tag="Server",
-                media=TEXT, needs_model=False, metered=False,
+                media=TEXT, needs_model=False, metered=False, open=self.options.public_metrics,
             ),
             Operation(
                 path="/openapi.json", endpoint=self._document, summary="This document", tag="Server", needs_model=False,
@@ -110,7 +132,7 @@ class Application:
         return Response(self._metrics.render(), headers={"content-type": CONTENT_TYPE})
 
     async def _document(self, request: Request) -> Response:
-        return json_response(document(self.table, __version__, keyed=bool(self.options.api_keys)))
+        return json_response(document(self.table, __version__, keyed=self.keys.asks))
 
     def _lifespan(self, app: Starlette) -> AbstractAsyncContextManager[None]:
         @asynccontextmanager
@@ -140,6 +162,10 @@ def _generation(shared: Shared) -> list[Operation]:
         ),
     ]  # fmt: skip
 
+
+_RATES = [f"x-ratelimit-{what}-{of}" for what in ("limit", "remaining", "reset") for of in ("requests", "tokens")]
+EXPOSED_HEADERS = ["x-request-id", "request-id", "retry-after", "retry-after-ms", "x-should-retry", *_RATES]
+"""Headers that scripts of other origins may read."""
 
 GENERATION_STATUSES = frozenset({HTTPStatus.NOT_FOUND, HTTPStatus.TOO_MANY_REQUESTS})
 """What an endpoint that generates may answer beside the usual: no such model, and no room."""

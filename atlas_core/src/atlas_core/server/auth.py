@@ -1,11 +1,14 @@
-"""API keys: every path asks for one, but those that say whether the server lives."""
+"""Who may ask, and how often: every path wants a key, but those that say whether the server lives."""
 
-import hmac
-from collections.abc import Sequence
+from collections.abc import Callable
+from ipaddress import IPv6Address, ip_address
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from atlas_core.server.boundary import record_of
+from atlas_core.server.keys import KeyRing
+from atlas_core.server.rates import RateLimiter
 from atlas_core.server.routes import RouteTable
 from atlas_core.vocab.errors import RequestError
 
@@ -13,29 +16,29 @@ from atlas_core.vocab.errors import RequestError
 class KeyGuard:
     """ASGI middleware. Closed by default: a path that nobody thought of, or that does not exist, asks for a key too."""
 
-    def __init__(self, app: ASGIApp, keys: Sequence[str], table: RouteTable) -> None:
-        """No ``keys``: everything is open."""
-        self._open = frozenset(each.path for each in table.operations if each.open)
+    def __init__(self, app: ASGIApp, keys: KeyRing, table: RouteTable) -> None:
+        """``keys`` that ask for none leave everything open."""
         self._app = app
-        self._keys = [key.encode("utf-8") for key in keys]
+        self._keys = keys
+        self._open = frozenset(each.path for each in table.operations if each.open)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on. Raises RequestError of kind unauthorized."""
-        if self._keys and scope["type"] == "http" and scope["path"] not in self._open:
-            self._check(Headers(scope=scope))
+        """Pass the request on, with the key's name in its record. Raises RequestError of kind unauthorized."""
+        if self._keys.asks and scope["type"] == "http" and scope["path"] not in self._open:
+            record_of(scope).key = self._check(Headers(scope=scope))
         await self._app(scope, receive, send)
 
-    def _check(self, headers: Headers) -> None:
+    def _check(self, headers: Headers) -> str:
         given = given_keys(headers)
         if not given:
             raise RequestError(
                 "this server asks for an API key", "the request has none",
                 "send it as Authorization: Bearer KEY, or as x-api-key", kind="unauthorized", code="missing_api_key",
             )  # fmt: skip
-        # Every pair is compared, each in constant time: the time taken tells nothing about the keys.
-        matches = [hmac.compare_digest(one.encode("utf-8"), key) for one in given for key in self._keys]
-        if not any(matches):
+        name = self._keys.name_of(given)
+        if name is None:
             raise RequestError("the API key is not valid", "this server does not know it", "", kind="unauthorized")
+        return name
 
 
 def given_keys(headers: Headers) -> list[str]:
@@ -43,3 +46,42 @@ def given_keys(headers: Headers) -> list[str]:
     scheme, _, token = headers.get("authorization", "").partition(" ")
     given = [token.strip()] if scheme.lower() == "bearer" else []
     return given + ([headers["x-api-key"]] if "x-api-key" in headers else [])
+
+
+class RateGuard:
+    """ASGI middleware, inside the KeyGuard: limits are those of a key, or of an address where no keys are asked for."""
+
+    def __init__(self, app: ASGIApp, limiter: RateLimiter, table: RouteTable, clock: Callable[[], float]) -> None:
+        self._app = app
+        self._limiter = limiter
+        self._free = frozenset(each.path for each in table.operations if each.open or not each.metered)
+        self._clock = clock
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on and count it. Raises RequestError of kind overloaded."""
+        if scope["type"] != "http" or scope["path"] in self._free:
+            await self._app(scope, receive, send)
+            return
+        record = record_of(scope)
+        client = record.key or _address(scope)
+        verdict = self._limiter.admit(client, self._clock())
+        record.headers |= verdict.headers
+        if verdict.wait:
+            raise RequestError(
+                f"there are too many {verdict.limit} a minute", "this server limits what one client may ask for",
+                f"come again in {verdict.wait:.1f} s", kind="overloaded", code="rate_limit_exceeded", retry_after=verdict.wait,
+            )  # fmt: skip
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._limiter.charge(client, record.prompt_tokens + record.completion_tokens, self._clock())
+
+
+def _address(scope: Scope) -> str:
+    """The client's address; of IPv6 the network, since one machine has all of it."""
+    host = (scope.get("client") or ("", 0))[0]
+    try:
+        address = ip_address(host.partition("%")[0])
+    except ValueError:
+        return host
+    return str(IPv6Address(int(address) >> 64 << 64)) if isinstance(address, IPv6Address) else host

@@ -29,7 +29,7 @@ TABLE: Mapping[str, Answer] = MappingProxyType(
         "RequestError.unauthorized": Answer(401, "authentication_error", "invalid_api_key"),
         "RequestError.not_found": Answer(404, "not_found_error", "not_found"),
         "RequestError.not_allowed": Answer(405, "invalid_request_error", "method_not_allowed"),
-        "RequestError.too_slow": Answer(408, "invalid_request_error", "request_timeout", final=True),
+        "RequestError.too_slow": Answer(408, "invalid_request_error", "request_timeout"),
         "RequestError.too_large": Answer(413, "invalid_request_error", "body_too_large"),
         "RequestError.headers_too_large": Answer(431, "invalid_request_error", "headers_too_large"),
         "RequestError.not_implemented": Answer(501, "invalid_request_error", "not_implemented", final=True),
@@ -67,8 +67,11 @@ def error_headers(answer: Answer) -> dict[str, str]:
     headers = {}
     if answer.retry_after is not None:
         headers["retry-after"] = str(max(1, math.ceil(answer.retry_after)))
+        headers["retry-after-ms"] = str(math.ceil(1000 * answer.retry_after))
     if answer.final:
         headers["x-should-retry"] = "false"
+    if answer.status == 408:
+        headers["connection"] = "close"
     if answer.status == 401:
         headers["www-authenticate"] = "Bearer"
     return headers

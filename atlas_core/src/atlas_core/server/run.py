@@ -4,16 +4,23 @@ import asyncio
 import errno
 import logging
 import os
+import signal
 import socket
+import ssl
 import sys
+import threading
 from ipaddress import ip_address
+from pathlib import Path
 from types import FrameType
 
 import uvicorn
 
 from atlas_core.server.app import Application
+from atlas_core.server.bounds import MAX_HEADER_BYTES
+from atlas_core.server.protocol import PatientProtocol
 from atlas_core.vocab.errors import UsageError
 
+_LOG = logging.getLogger("atlas.server")
 _BACKLOG = 2048
 _LAST_WORDS_S = 2
 """Seconds for answers that are already being written when the server goes down."""
@@ -51,12 +58,45 @@ def bind_socket(host: str, port: int) -> socket.socket:
     return listener
 
 
-def url_of(listener: socket.socket) -> str:
+def url_of(listener: socket.socket, scheme: str = "http") -> str:
     """The URL to reach ``listener`` at from this machine."""
     host, port = listener.getsockname()[:2]
     if ip_address(host.partition("%")[0]).is_unspecified:
         host = "localhost"
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def is_loopback(listener: socket.socket) -> bool:
+    """Whether only this machine can reach ``listener``."""
+    return ip_address(listener.getsockname()[0].partition("%")[0]).is_loopback
+
+
+def check_tls(certificate: Path, key: Path) -> None:
+    """Raises UsageError when the files are not a certificate and its key, told apart as well as OpenSSL can."""
+    for path in (certificate, key):
+        try:
+            path.read_bytes()
+        except OSError as error:
+            raise UsageError(
+                f"{path} cannot be read", error.strerror or str(error), "see --tls-cert and --tls-key"
+            ) from error
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        # A password would be asked for on the terminal, and a service has none.
+        context.load_cert_chain(certificate, key, password=_no_password)
+    except ssl.SSLError as error:
+        why = f"one of them is not PEM ({error})"
+        if error.reason == "KEY_VALUES_MISMATCH":
+            why = "the key belongs to another certificate"
+        raise UsageError(
+            f"{certificate} and {key} cannot be used for TLS", why, "give a chain and its key, both PEM"
+        ) from error
+
+
+def _no_password() -> str:
+    raise UsageError(
+        "the TLS key has a password", "nobody is there to type it", "give a key without one: openssl pkey -in KEY"
+    )
 
 
 def run(app: Application, listener: socket.socket, *, log_level: str = "info") -> int:
@@ -66,7 +106,7 @@ def run(app: Application, listener: socket.socket, *, log_level: str = "info") -
     the process on the spot, with 128 + its number. Raises what bringing up raised. Configures the loggers ``atlas`` and ``uvicorn``; to be called in the main thread.
     """
     _configure_logging(log_level)
-    app.url = url_of(listener)
+    app.url = url_of(listener, "https" if app.options.tls else "http")
     server = DrainingServer(app)
     app.failed = server.stop
     server.run(sockets=[listener])
@@ -79,10 +119,14 @@ class DrainingServer(uvicorn.Server):
     """A uvicorn server whose first signal drains instead of closing the door."""
 
     def __init__(self, app: Application) -> None:
+        tls = app.options.tls
         super().__init__(
             uvicorn.Config(
-                app.asgi, log_config=None, access_log=False, lifespan="on", ws="none", http="h11", loop="asyncio",
+                app.asgi, log_config=None, access_log=False, lifespan="on", ws="none", http=PatientProtocol, loop="asyncio",
                 server_header=False, timeout_keep_alive=60, timeout_graceful_shutdown=_LAST_WORDS_S,
+                # Whoever sends X-Forwarded-For could say what it likes, and have limits of its own.
+                proxy_headers=False, h11_max_incomplete_event_size=2 * MAX_HEADER_BYTES,
+                ssl_certfile=tls and tls[0], ssl_keyfile=tls and tls[1],
             )
         )  # fmt: skip
         self._app = app
@@ -92,7 +136,22 @@ class DrainingServer(uvicorn.Server):
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         """Serve on ``sockets`` until stopped."""
         self._loop = asyncio.get_running_loop()
+        # Without anything to read again, a hangup ends the server, as it ends every program.
+        if (self._app.options.tls or self._app.options.api_keys_file) and _in_main_thread():
+            self._loop.add_signal_handler(signal.SIGHUP, self.reload)
         await super().serve(sockets)
+
+    def reload(self) -> None:
+        """Read keys and certificates again; what cannot be used leaves the old ones in place."""
+        self._app.keys.reload()
+        if self._app.options.tls and self.config.ssl is not None:
+            try:
+                check_tls(*self._app.options.tls)
+                self.config.ssl.load_cert_chain(*self._app.options.tls)
+            except UsageError as error:
+                _LOG.error("the certificate was not read again, the old one stays: %s: %s", error.what, error.why)
+            else:
+                _LOG.info("certificate read again from %s", self._app.options.tls[0])
 
     def stop(self) -> None:
         """Go down now, without waiting for running requests beyond their last words."""
@@ -116,6 +175,10 @@ class DrainingServer(uvicorn.Server):
             await self._app.drain()
         finally:
             self.stop()
+
+
+def _in_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
 
 
 def _configure_logging(level: str) -> None:

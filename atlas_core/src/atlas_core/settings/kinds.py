@@ -94,6 +94,18 @@ def text(metavar: str = "TEXT") -> Kind:
     return Kind(metavar, accept, accept)
 
 
+def origin() -> Kind:
+    """An origin as browsers send it, ``https://host`` or ``https://host:port``, or ``*`` for all of them."""
+    wanted = "an origin such as https://example.org or http://localhost:3000, without a path, or *"
+
+    def accept(value: object) -> str:
+        if not isinstance(value, str) or not re.fullmatch(r"\*|[a-z][a-z0-9+.-]*://[^\s/?#@]+", value):
+            raise ValueError(wanted)
+        return value
+
+    return Kind("ORIGIN", accept, accept)
+
+
 def choice(*names: str) -> Kind:
     """One of ``names``, spelt exactly."""
     wanted = f"one of {', '.join(names)}"

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Any
 
-from atlas_core.settings.kinds import Kind, choice, integer, many, seconds, size, switch, text
+from atlas_core.settings.kinds import Kind, choice, integer, many, origin, seconds, size, switch, text
 from atlas_core.settings.sources import BUILT_IN, Source
 
 _META = "atlas option"
@@ -127,6 +127,26 @@ class Settings:
     max_prefill_tokens: int = _option(8192, integer(1), "Limits", "Most prompt tokens computed in one step.")
     max_queue: int = _option(128, integer(0), "Limits", "Most requests that wait; further ones are answered 429.")
     max_body: int = _option(32 * 2**20, size(), "Limits", "Largest request body; larger ones are answered 413.")
+    rate_limit_requests: int | None = _option(
+        None,
+        integer(1),
+        "Limits",
+        "Most requests a minute of one API key, or of one address where no keys are asked for.",
+        unset="no limit",
+    )
+    rate_limit_tokens: int | None = _option(
+        None,
+        integer(1),
+        "Limits",
+        "Most tokens a minute of one client, prompts and answers together.",
+        unset="no limit",
+    )
+    rate_limit_burst: float = _option(
+        60.0, seconds(), "Limits", "For how long a quiet client saves up requests and tokens, to ask for at once."
+    )
+    body_timeout: float = _option(
+        60.0, seconds(), "Limits", "How long a request body may take, and longer only at 16 KiB a second or more."
+    )
     bind: str = _option("127.0.0.1", text("ADDRESS"), "Server", "Address to listen on; 0.0.0.0 is every interface.")
     port: int = _option(8888, integer(0, 65535), "Server", "Port to listen on; 0 takes a free one.")
     served_model_name: tuple[str, ...] = _option(
@@ -140,9 +160,37 @@ class Settings:
         secret=True,
         unset="no key is asked for",
     )
+    strict_model_name: bool = _option(
+        False, switch(), "Server", "Answer 404 to requests for a model of another name, which are served otherwise."
+    )
+    api_keys_file: str | None = _option(
+        None,
+        text("FILE"),
+        "Server",
+        "File of further keys, KEY or NAME:KEY a line; read again when it changes, and on SIGHUP.",
+        unset="no file",
+    )
+    require_auth: bool = _option(False, switch(), "Server", "Refuse to start without any key.")
+    public_metrics: bool = _option(False, switch(), "Server", "Serve /metrics without a key.")
+    cors_origin: tuple[str, ...] = _option(
+        (),
+        many(origin()),
+        "Server",
+        "Origin whose web pages may use the server; may be repeated; * is all.",
+        unset="none",
+    )
+    tls_cert: str | None = _option(
+        None, text("FILE"), "Server", "Certificate chain, PEM, to serve HTTPS with.", unset="plain HTTP"
+    )
+    tls_key: str | None = _option(
+        None, text("FILE"), "Server", "Private key of the certificate, PEM, without a password.", unset="plain HTTP"
+    )
     drain_timeout: float = _option(15.0, seconds(), "Server", "How long running requests may finish after SIGTERM.")
     log_level: str = _option(
         "info", choice("debug", "info", "warning", "error"), "Server", "Least serious message to log."
+    )
+    log_format: str = _option(
+        "text", choice("text", "json"), "Server", "One line of text a request, or one JSON object."
     )
     sources: tuple[tuple[str, Source], ...] = ()
 

@@ -1,0 +1,90 @@
+"""The HTTP/1.1 protocol with limits on how long a connection may dawdle."""
+
+import asyncio
+from typing import Any
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+HEADER_TIMEOUT_S = 20.0
+WRITE_TIMEOUT_S = 60.0
+_TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+
+
+class PatientProtocol(H11Protocol):
+    """Closes connections whose next request does not come, or comes too slowly: uvicorn's own timer stops at the first byte.
+
+    A connection has HEADER_TIMEOUT_S seconds from its start, or from the first byte of a later request, to the end of the head. A body
+    that nobody reads any more, since the answer is out, has as long; one that is read is the application's business. A client that
+    takes nothing of its answer for WRITE_TIMEOUT_S seconds, while what is written waits for it, is cut off.
+    """
+
+    header_timeout = HEADER_TIMEOUT_S
+    write_timeout = WRITE_TIMEOUT_S
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self._expiry: asyncio.TimerHandle | None = None
+        self._stuck: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A client has come."""
+        super().connection_made(transport)
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """It has gone."""
+        self._forget()
+        self._unstick()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes have come."""
+        super().data_received(data)
+        self._watch()
+
+    def on_response_complete(self) -> None:
+        """An answer is out."""
+        super().on_response_complete()
+        self._watch()
+
+    def pause_writing(self) -> None:
+        """The client does not keep up."""
+        super().pause_writing()
+        self._unstick()
+        self._stuck = self.loop.call_later(self.write_timeout, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """It has caught up."""
+        self._unstick()
+        super().resume_writing()
+
+    def _unstick(self) -> None:
+        if self._stuck is not None:
+            self._stuck.cancel()
+            self._stuck = None
+
+    def _watch(self) -> None:
+        if not self._owes():
+            self._forget()
+        elif self._expiry is None:
+            self._expiry = self.loop.call_later(self.header_timeout, self._expire)
+
+    def _owes(self) -> bool:
+        """Whether the client has to send something that nobody else waits for."""
+        if self.transport.is_closing():
+            return False
+        if self.conn.their_state is h11.IDLE:
+            return self.cycle is None or bool(self.conn.trailing_data[0])
+        return self.conn.their_state is h11.SEND_BODY and self.cycle is not None and self.cycle.response_complete
+
+    def _expire(self) -> None:
+        self._expiry = None
+        if self.conn.our_state is h11.IDLE and self.conn.trailing_data[0]:
+            self.transport.write(_TOO_SLOW)
+        self.transport.close()
+
+    def _forget(self) -> None:
+        if self._expiry is not None:
+            self._expiry.cancel()
+            self._expiry = None
