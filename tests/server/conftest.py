@@ -47,6 +47,9 @@ class ByteTokenizer:
             ids += [*part.encode(), EOS]
         return ids[:-1]
 
+    def token_bytes(self, token: int) -> bytes:
+        return spelling(token, skip_special=False)
+
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         return b"".join(spelling(token, skip_special=skip_special) for token in ids).decode(errors="replace")
 

@@ -21,6 +21,7 @@ def test_every_route_is_in_the_document(serve):
 def test_the_document_is_openapi(serve):
     found = serve().http.get("/openapi.json").json()
     assert list(OpenAPIV31SpecValidator(found).iter_errors()) == []
+    found["paths"] = {"/version": found["paths"]["/version"]}
     found["paths"]["/version"]["get"]["responses"]["200"].pop("description")
     assert list(OpenAPIV31SpecValidator(found).iter_errors()) != []
 

@@ -20,8 +20,10 @@ from atlas_core.server.boundary import Boundary, json_response, record_of
 from atlas_core.server.bounds import Bounds
 from atlas_core.server.chat import Chat
 from atlas_core.server.completions import Completions
+from atlas_core.server.embeddings import Embeddings
 from atlas_core.server.endpoint import Generation, Shared
 from atlas_core.server.health import Health
+from atlas_core.server.info import Info
 from atlas_core.server.keys import KeyRing
 from atlas_core.server.lifecycle import Lifecycle
 from atlas_core.server.limits import Gate
@@ -59,6 +61,7 @@ class Application:
         self._metrics = Metrics(self.lifecycle, self.gate)
         self.url = ""
         self.failed: Callable[[], None] = _nothing
+        self._described: Response | None = None
         self._store = store or MemoryStore(StoreLimits(), time.time)
         self._jobs = Jobs()
         shared = Shared(self.lifecycle, self.gate, self._metrics, options)
@@ -111,6 +114,7 @@ class Application:
             *kept,
             *messages.operations(shared),
             *Models(self.lifecycle).operations(),
+            *Embeddings(shared).operations(),
             *Tokens(shared).operations(),
             *self._own(),
         ]
@@ -118,6 +122,7 @@ class Application:
     def _own(self) -> list[Operation]:
         return [
             *Health(self.lifecycle).operations(),
+            *Info(self.lifecycle, self.options).operations(),
             Operation(
                 path="/metrics", endpoint=self._scrape, summary="Metrics in the Prometheus text format", tag="Server",
                 media=TEXT, needs_model=False, metered=False, open=self.options.public_metrics,
@@ -132,7 +137,9 @@ class Application:
         return Response(self._metrics.render(), headers={"content-type": CONTENT_TYPE})
 
     async def _document(self, request: Request) -> Response:
-        return json_response(document(self.table, __version__, keyed=self.keys.asks))
+        if self._described is None:
+            self._described = json_response(document(self.table, __version__, keyed=self.keys.asks))
+        return self._described
 
     def _lifespan(self, app: Starlette) -> AbstractAsyncContextManager[None]:
         @asynccontextmanager
@@ -171,6 +178,16 @@ GENERATION_STATUSES = frozenset({HTTPStatus.NOT_FOUND, HTTPStatus.TOO_MANY_REQUE
 """What an endpoint that generates may answer beside the usual: no such model, and no room."""
 
 
+NOT_HERE = tuple(
+    f"/v1/{name}"
+    for name in (
+        "assistants", "audio", "batches", "containers", "evals", "files", "fine_tuning", "images", "moderations", "realtime",
+        "threads", "uploads", "vector_stores", "videos",
+    )
+)  # fmt: skip
+"""Families of OpenAI's endpoints that clients know and this server has not: told apart from paths that nobody knows."""
+
+
 def _nothing() -> None:
     return None
 
@@ -180,6 +197,14 @@ async def _refused_by_router(request: Request, error: Exception) -> Response:
     if not isinstance(error, HTTPException):
         raise error
     path = request.url.path[:128]
+    missing = next((name for name in NOT_HERE if path == name or path.startswith(f"{name}/")), None)
+    if missing is not None and error.status_code == HTTPStatus.NOT_FOUND:
+        raise RequestError(
+            f"{missing} is not implemented",
+            "this server answers conversations and texts only",
+            "",
+            kind="not_implemented",
+        )
     if error.status_code == HTTPStatus.NOT_FOUND:
         raise RequestError(f"there is no {path} here", "", "", kind="not_found", code="unknown_path")
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:

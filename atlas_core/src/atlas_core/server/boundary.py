@@ -19,7 +19,7 @@ from atlas_core.vocab.errors import AtlasError
 
 _LOG = logging.getLogger("atlas.request")
 _GIVEN_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
-PROBES = frozenset({"/health", "/live", "/metrics"})
+PROBES = frozenset({"/health", "/ping", "/live", "/metrics"})
 CLIENT_GONE = 499
 """Never sent, only written down: the client did not wait for its answer."""
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
+from msgspec import Struct
 from starlette.requests import Request as HttpRequest
 from starlette.types import Receive, Scope, Send
 
@@ -21,13 +22,14 @@ from atlas_core.server.limits import Gate, Places
 from atlas_core.server.metrics import Metrics
 from atlas_core.server.options import ServerOptions
 from atlas_core.server.ports import ServedModel, Service
-from atlas_core.server.schema import Request
+from atlas_core.server.schema import Request, read_request, unknown_fields
 from atlas_core.server.translate import sampling_params, sequences
 from atlas_core.server.turn import Output, Turn
 from atlas_core.vocab.errors import RequestError
 from atlas_core.vocab.sampling import SamplingParams
 
 R = TypeVar("R", bound=Request)
+S = TypeVar("S", bound=Struct)
 
 _LOG = logging.getLogger("atlas.server")
 STREAM_HEADERS = (
@@ -155,6 +157,14 @@ def _heard(sampling: SamplingParams, reading: Reading, model: ServedModel) -> Sa
     control = [text for text in spellings if text in tokenizer.special_tokens]
     shown = tuple(token for text in control for token in tokenizer.encode(text, add_special=False))
     return replace(sampling, shown_tokens=shown, stop=(*sampling.stop, *model.speech.stop))
+
+
+async def read_asked(http: HttpRequest, kind: type[S], shared: Shared) -> S:
+    """The body of ``http`` as ``kind``, for endpoints that are no faces. Raises RequestError."""
+    body = parse_object(await read_body(http.headers, http.stream(), shared.options.max_body))
+    asked = read_request(kind, body)
+    shared.unknown.tell(unknown_fields(kind, body))
+    return asked
 
 
 def served_name(model: ServedModel, asked: str | None, *, strict: bool) -> str:

@@ -27,6 +27,11 @@ class Health:
                 open=True, needs_model=False,
             ),
             Operation(
+                path="/ping", endpoint=self.health, summary="The same, for whom that is its name", answer=shapes.HealthState,
+                also={503: shapes.HealthState}, tag="Server",
+                open=True, needs_model=False,
+            ),
+            Operation(
                 path="/live", endpoint=self.live, summary="Whether a restart would not help", answer=shapes.HealthState,
                 also={503: shapes.HealthState}, tag="Server",
                 open=True, needs_model=False,

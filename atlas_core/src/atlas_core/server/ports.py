@@ -66,6 +66,10 @@ class Tokenizer(Protocol):
         """Text of ``ids``. Raises RequestError for an id outside the vocabulary."""
         ...
 
+    def token_bytes(self, token: int) -> bytes:
+        """What a token stands for, which may be part of a character. Raises RequestError for an id outside the vocabulary."""
+        ...
+
 
 class ChatTemplate(Protocol):
     """Messages to the text of a prompt; thread-safe."""
@@ -100,12 +104,29 @@ class ServedModel:
     thinking_budget: int | None = None
 
 
+class Embedder(Protocol):
+    """Prompts to vectors, for models that give such. ``size`` is how many numbers a vector has."""
+
+    @property
+    def size(self) -> int:
+        """See above."""
+        ...
+
+    async def embed(self, ids: tuple[int, ...], /) -> Sequence[float]:
+        """The vector of one prompt, ``size`` numbers, pooled and normalised as the model declares. Raises AtlasError when it fails.
+
+        Cancelling who waits for it gives the prompt up. Several may be asked for at once.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Service:
-    """What bringing up results in: a started engine and the model that it serves."""
+    """What bringing up results in: a started engine and the model that it serves; ``embedder`` only where that gives embeddings."""
 
     engine: Engine
     model: ServedModel
+    embedder: Embedder | None = None
 
 
 OnProgress = Callable[[Progress], None]

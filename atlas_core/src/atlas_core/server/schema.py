@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -14,6 +14,7 @@ from atlas_core.vocab.sampling import MAX_TOP_LOGPROBS
 MAX_STOPS = 16
 MAX_LEGACY_LOGPROBS = 5
 MAX_N = 128
+MAX_INPUTS = 2048
 DEFAULT_COMPLETION_TOKENS = 16
 
 Positive = Annotated[int, Meta(ge=1)]
@@ -95,7 +96,11 @@ class CompletionRequest(Request, kw_only=True):
 
 
 class TokenizeRequest(Struct, kw_only=True):
-    """``POST /tokenize``: ``prompt`` or ``messages``. ``content`` and ``add_special`` are other spellings in use."""
+    """``POST /tokenize``: ``prompt`` or ``messages``. ``content`` and ``add_special`` are other spellings in use.
+
+    Special tokens are added to a ``prompt`` unless ``add_special_tokens`` is false, to the others only if it is true. With
+    ``return_token_strs`` the answer has the tokens' texts too; with ``with_pieces`` its tokens are objects with ``id`` and ``piece``.
+    """
 
     model: str | None = None
     prompt: str | None = None
@@ -104,10 +109,32 @@ class TokenizeRequest(Struct, kw_only=True):
     add_special_tokens: bool | None = None
     add_special: bool | None = None
     parse_special: bool | None = None
+    return_token_strs: bool | None = None
+    with_pieces: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     tools: list[dict[str, Any]] | None = None
+
+
+class TemplateRequest(Struct, kw_only=True):
+    """``POST /apply-template``: what the chat endpoint would make a prompt of."""
+
+    messages: Annotated[list[dict[str, Any]], Meta(min_length=1)]
+    model: str | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = None
+
+
+class EmbeddingsRequest(Struct, kw_only=True):
+    """``POST /v1/embeddings``: texts, or prompts of ids. ``dimensions`` may only be what the model gives."""
+
+    input: str | Annotated[list[str | int | list[int]], Meta(min_length=1, max_length=MAX_INPUTS)]
+    model: str | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Positive | None = None
 
 
 class DetokenizeRequest(Struct, kw_only=True):
@@ -137,8 +164,10 @@ UNSUPPORTED: Mapping[type[Struct], Mapping[str, tuple[Any, ...]]] = MappingProxy
         CompletionRequest: {
             **_NEUTRAL_EVERYWHERE, "suffix": ("",), "response_format": ({"type": "text"},), "thinking_token_budget": (),
         },
-        TokenizeRequest: {"return_token_strs": (False,), "with_pieces": (False,)},
+        TokenizeRequest: {},
         DetokenizeRequest: {},
+        TemplateRequest: {},
+        EmbeddingsRequest: {"truncate_prompt_tokens": ()},
     }
 )  # fmt: skip
 """Fields that would change the answer and are not served: refused, unless null or one of these values, which change nothing."""

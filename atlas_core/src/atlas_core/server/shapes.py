@@ -197,12 +197,78 @@ class ModelList(Struct):
     data: list[Model]
 
 
+class Piece(Struct):
+    """A token with its text; with its bytes where they are only part of a character."""
+
+    id: int
+    piece: str | list[int]
+
+
 class Tokenized(Struct):
     """Ids, how many they are, and how many fit."""
 
-    tokens: list[int]
+    tokens: list[int | Piece]
     count: int
     max_model_len: int
+    token_strs: list[str] | UnsetType = UNSET
+
+
+class Rendered(Struct):
+    """A conversation as the model reads it."""
+
+    prompt: str
+
+
+class Embedding(Struct):
+    """One vector: numbers, or the base64 of their little-endian float32."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingUsage(Struct):
+    """What the request took, in tokens."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingList(Struct):
+    """Vectors in the order of the inputs."""
+
+    object: Literal["list"]
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingUsage
+
+
+class Setting(Struct):
+    """A value as shown, and where it came from."""
+
+    value: str
+    source: str
+
+
+class EngineInfo(Struct):
+    """What the engine said of itself: limits in tokens and sequences, memory in bytes, the phases of its start in seconds."""
+
+    max_seq_len: int
+    max_batch_size: int
+    vocab_size: int
+    fingerprint: str
+    memory: dict[str, int]
+    start: dict[str, float]
+
+
+class ServerInfo(Struct):
+    """What this server is and how it was set up; secrets are counted, not shown. ``engine`` is null until it is ready."""
+
+    version: str
+    status: str
+    models: list[str]
+    settings: dict[str, Setting]
+    engine: EngineInfo | None
 
 
 class Detokenized(Struct):

@@ -120,15 +120,15 @@ def check_ids(ids: Sequence[int], vocab_size: int, field: str) -> tuple[int, ...
     return tuple(ids)
 
 
-def split_prompts(prompt: str | Sequence[str | int | list[int]]) -> list[str | list[int]]:
-    """The prompts in the one field that may be a text, several, ids, or several lists of ids. Raises RequestError for a mixture."""
+def split_prompts(prompt: str | Sequence[str | int | list[int]], field: str = "prompt") -> list[str | list[int]]:
+    """The prompts in the one ``field`` that may be a text, several, ids, or several lists of ids. Raises RequestError for a mixture."""
     if isinstance(prompt, str):
         return [prompt]
     kinds = {type(part) for part in prompt}
     if len(kinds) != 1:
         raise RequestError(
-            "prompt mixes texts, ids and lists of ids", "which of them are prompts of their own cannot be told",
-            "send one text, or a list of one kind", field="prompt", code="invalid_value",
+            f"{field} mixes texts, ids and lists of ids", "which of them are prompts of their own cannot be told",
+            "send one text, or a list of one kind", field=field, code="invalid_value",
         )  # fmt: skip
     if kinds == {int}:
         return [[part for part in prompt if isinstance(part, int)]]
