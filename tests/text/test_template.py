@@ -134,6 +134,39 @@ def test_tojson_takes_the_options_that_templates_use():
     assert template(source).render([USER]) == '{\n  "a": "é",\n  "b": 1\n}'
 
 
+def test_real_templates_print_system_messages_wherever_they_stand(shared):
+    """Or say them as the user: agents put the state of their surroundings into the middle of the conversation."""
+    system, user, said = ({"role": role, "content": f"{role} x"} for role in ("system", "user", "assistant"))
+    late = {"role": "system", "content": "needle"}
+    able, moved = 0, 0
+    for name, chat, _, _ in goldens(shared):
+        try:
+            chat.render([system, user, said, user])
+        except RequestError:
+            continue  # takes no system message at all, or needs tools
+        for messages in ([system, user, late], [system, late, user], [system, user, late, said, late, user]):
+            assert chat.render(messages).count("needle") == messages.count(late), name
+        able += chat.abilities.late_system
+        moved += not chat.abilities.late_system
+    assert able > 8
+    assert moved > 3
+
+
+def test_late_system_messages_of_a_template_that_has_one():
+    source = (
+        "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('only first') }}{% endif %}"
+        "[{{ m.role }}]{{ m.content }}{% endfor %}"
+    )
+
+    def render(*turns):
+        return template(source).render([{"role": role, "content": text} for role, text in turns])
+
+    assert render(("system", "a"), ("developer", "b"), ("user", "c")) == "[system]a\n\nb[user]c"
+    assert render(("user", "a"), ("system", "b"), ("user", "c"), ("user", "d")) == "[user]a\n\nb\n\nc[user]d"
+    assert render(("user", "a"), ("assistant", "b"), ("system", "c")) == "[user]a[assistant]b[user]c"
+    assert template().abilities.late_system
+
+
 def test_developer_is_system_where_it_is_unknown():
     message = {"role": "developer", "content": "x"}
     assert "<|im_start|>system\nx" in template().render([message])

@@ -142,6 +142,17 @@ def _check_part(part: Any, field: str) -> None:
         raise _invalid(f"{field}.text", "it is no string")
 
 
+def with_failures(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Copies in which the result of a tool that failed (``is_error``) says so: no template would."""
+    return [_failed(message) if message.get("is_error") is True else message for message in messages]
+
+
+def _failed(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    content, rest = message["content"], {name: value for name, value in message.items() if name != "is_error"}
+    said = "Error: " if content else "Error"
+    return {**rest, "content": said + content if isinstance(content, str) else [{"type": "text", "text": said}, *content]}
+
+
 def with_thoughts(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Copies in which a thought stands under both names that templates know."""
     found: list[Mapping[str, Any]] = []

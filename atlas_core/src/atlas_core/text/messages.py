@@ -8,6 +8,7 @@ from typing import Any
 from atlas_core.vocab.errors import RequestError
 
 Message = dict[str, Any]
+_SYSTEM = ("system", "developer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,12 +16,14 @@ class TemplateAbilities:
     """What one template can take; found out by rendering probes.
 
     ``content_parts``: content as a list of typed parts. ``object_arguments``: a call's arguments as an object, not as
-    JSON text. ``developer_role``: the role ``developer`` is known by name.
+    JSON text. ``developer_role``: the role ``developer`` is known by name. ``late_system``: system messages are printed wherever they
+    stand; many templates drop or refuse all but the first.
     """
 
     content_parts: bool
     object_arguments: bool
     developer_role: bool
+    late_system: bool
 
 
 def normalise(messages: Sequence[Mapping[str, Any]], abilities: TemplateAbilities) -> list[Message]:
@@ -28,13 +31,38 @@ def normalise(messages: Sequence[Mapping[str, Any]], abilities: TemplateAbilitie
 
     Arguments of calls become objects (``""`` is ``{}``), or JSON text where the template wants that. Text parts are joined
     without a separator where it wants a string. Content that is null is the empty string, an empty or null ``tool_calls`` is
-    no field, and ``developer`` is ``system`` to a template that has never heard of it. Raises RequestError naming the field.
+    no field, and ``developer`` is ``system`` to a template that has never heard of it. Where only one system message is printed, further
+    ones at the beginning are part of it, and later ones are said by the user, in their place. Raises RequestError naming the field.
     """
     if not messages:
         raise RequestError(
             "there are no messages", "a conversation has at least one turn", "send one", field="messages"
         )
-    return [_message(message, f"messages[{index}]", abilities) for index, message in enumerate(messages)]
+    turns = [_message(message, f"messages[{index}]", abilities) for index, message in enumerate(messages)]
+    return turns if abilities.late_system else _with_one_system(turns)
+
+
+def _with_one_system(turns: Sequence[Message]) -> list[Message]:
+    found: list[Message] = []
+    moved = False
+    for turn in turns:
+        before = found[-1]["role"] if found else None
+        system = turn["role"] in _SYSTEM and before is not None
+        role = "user" if system and before not in _SYSTEM else turn["role"]
+        # Turns of users may have to alternate with others: what was moved becomes part of its neighbour.
+        if (system and before in _SYSTEM) or (role == before == "user" and (system or moved)):
+            found[-1] = {**found[-1], "content": _joined(found[-1]["content"], turn["content"])}
+        else:
+            found.append({**turn, "role": role})
+        moved = system and role == "user"
+    return found
+
+
+def _joined(first: Any, second: Any) -> Any:
+    if isinstance(first, str) and isinstance(second, str):
+        return f"{first}\n\n{second}"
+    parts = [[{"type": "text", "text": each}] if isinstance(each, str) else [*each] for each in (first, second)]
+    return [*parts[0], {"type": "text", "text": "\n\n"}, *parts[1]]
 
 
 def _message(message: Mapping[str, Any], field: str, abilities: TemplateAbilities) -> Message:

@@ -124,12 +124,14 @@ class ChatTemplate:
             self._try([user, _probe_call(arguments), {"role": "tool", "content": "x", "tool_call_id": "call00001"}])
             for arguments in ({_NEEDLE: "x"}, json.dumps({_NEEDLE: "x"}))
         )
+        late = self._try([{"role": "system", "content": "x"}, user, {"role": "system", "content": _NEEDLE}])
         # A Python spelling of the value means that the template only printed what it was given.
         by_object = _NEEDLE in objects and f"{{'{_NEEDLE}'" not in objects
         return TemplateAbilities(
             content_parts=_NEEDLE in parts and "{'type'" not in parts and '{"type"' not in parts,
             object_arguments=by_object or _NEEDLE not in texts,
             developer_role="developer" in source,
+            late_system=_NEEDLE in late,
         )
 
     def _try(self, messages: list[Mapping[str, Any]]) -> str:
