@@ -150,7 +150,10 @@ def with_failures(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, An
 def _failed(message: Mapping[str, Any]) -> Mapping[str, Any]:
     content, rest = message["content"], {name: value for name, value in message.items() if name != "is_error"}
     said = "Error: " if content else "Error"
-    return {**rest, "content": said + content if isinstance(content, str) else [{"type": "text", "text": said}, *content]}
+    return {
+        **rest,
+        "content": said + content if isinstance(content, str) else [{"type": "text", "text": said}, *content],
+    }
 
 
 def with_thoughts(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

@@ -142,15 +142,16 @@ ANTHROPIC_TYPES: Mapping[int, str] = MappingProxyType(
 
 
 def anthropic_error(error: AtlasError, request_id: str | None = None) -> dict[str, Any]:
-    """``{"type": "error", "error": {type, message, details}, "request_id"}``; without ``details`` where the error has no code."""
-    status = answer_to(error).status
-    kind = ANTHROPIC_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
+    """``{"type": "error", "error": {type, message, details}, "request_id"}``."""
+    answer = answer_to(error)
+    kind = ANTHROPIC_TYPES.get(answer.status, "invalid_request_error" if answer.status < 500 else "api_error")
     if isinstance(error, EngineError) and error.state in ("loading", "draining"):
         kind = "overloaded_error"  # clients try again
     detail: dict[str, Any] = {"type": kind, "message": one_line(error)}
-    if isinstance(error, RequestError) and error.code is not None:
-        unsupported = {"unsupported": [error.field]} if error.kind == "unsupported" and error.field else {}
-        detail["details"] = {"error_code": error.code, **unsupported}
+    if answer.code is not None:
+        detail["details"] = {"error_code": answer.code}
+        if isinstance(error, RequestError) and error.kind == "unsupported" and error.field is not None:
+            detail["details"]["unsupported"] = [error.field]
     return {"type": "error", "error": detail, "request_id": request_id}
 
 
