@@ -1,7 +1,9 @@
 # ruff: noqa: T201, INP001 -- a script that prints
-"""A whole decode step of a dense model on one GPU, with made-up weights: tokens a second, and microseconds by node.
+"""A whole decode step of a Llama or Qwen model on one GPU, with made-up weights: tokens a second, and microseconds by node.
 
     python bench/gpu/decode_step.py CONFIG.json [--context 1024] [--batch 1] [--hardware hopper --arch sm_90a]
+
+Sequences differ, so that they go to different experts; how many of a mixture a step reads is printed.
 
 The step is recorded by the model plugin, planned, captured as two graphs and replayed as the engine does. Before it is timed, a prompt
 is read twice, once by prefill steps and once token by token, and the logits must agree; with two sequences or more, so must those of a
@@ -30,7 +32,7 @@ from atlas_core.kernels.scan import scan
 from atlas_core.model.arena import place
 from atlas_core.model.builder import StepLayout, record
 from atlas_core.model.matching import Pattern
-from atlas_core.model.planner import Bucket, Choices, Context, PlannedSegment, plan
+from atlas_core.model.planner import Bucket, Choices, Context, PlannedSegment, Step, plan
 from atlas_core.ops.primitives import PRIMITIVES
 from atlas_core.ops.step import SlotLayout, Word
 from atlas_core.runtime.bound import StepMemory, bind_step
@@ -40,6 +42,7 @@ from atlas_core.vocab.dtype import DType
 from atlas_core.vocab.layout import plain
 from atlas_core.vocab.target import Target
 from atlas_model_llama.loader import LlamaLoader
+from atlas_model_qwen.loader import QwenLoader
 from atlas_nvidia.backend import open_backend
 from atlas_nvidia.fused import fused_ops
 from atlas_nvidia.implementations import implementations
@@ -58,7 +61,9 @@ class Bench:
         tree, places = scan([KernelRoot("atlas_nvidia"), KernelRoot(_ROOTS[hardware])])
         self.backend = open_backend(KernelLibrary(tree, places, Target(hardware, arch)))
         self.batch = batch
-        loader = LlamaLoader()
+        self._choices: dict[int, dict[str, Buffer]] = {}
+        model_type = config["model_type"]
+        loader = LlamaLoader() if model_type == "llama" else QwenLoader(model_type)
         self.spec = loader.read_config({k: v for k, v in config.items() if not k.startswith("_")})
         blocks = -(-(context + 4096) // PAGE_TOKENS)
         self.slots = SlotLayout(batch, (blocks,), 64)
@@ -211,31 +216,63 @@ class Bench:
         self.runner.collect(ticket)
         return (time.perf_counter() - began) / steps
 
-    def by_node(self, context: int) -> list[tuple[str, int, float]]:
+    def operands(self, step: Step, bucket: int) -> dict[str, Buffer]:
+        """Where the operands of a step of the plan lie."""
+        memory, activations = self._memory_of(self.bound[bucket][0]), self.bound[bucket][1].activations
+        return {
+            name: memory.weights[(value.name, step.packings[name].name)] if value.kind == "weight"
+            else (activations if value.kind == "activation" else memory.values)[value.name]
+            for name, value in step.node.operands.items()
+        }  # fmt: skip
+
+    def launches(self, step: Step, operands: Mapping[str, Buffer], bucket: int) -> Sequence[Any]:
+        """What a step of the plan launches."""
+        memory = self._memory_of(self.bound[bucket][0])
+        workers = self.backend.facts().processors
+        bound = BindContext(self.backend, operands, memory.counts, memory.scratch, workers)
+        return step.implementation.bind(step.need, bound)
+
+    def experts(self, context: int) -> list[int]:
+        """Distinct experts of each mixture in a decode step, run launch by launch."""
+        self.run(self.step([[-1]] * self.batch, self.reset(context)))
+        self.run(self.step([[-1]] * self.batch, self.reset(context)))
+        counts = []
+        for step in self.plans[self.decode][0].steps:
+            operands = self.operands(step, 0)
+            for launch in self.launches(step, operands, 0):
+                self.backend.enqueue(launch, self.stream)
+            if step.need.op in {"norm_route", "moe_route"}:
+                self.backend.synchronize(self.stream)
+                ids = np.empty(step.need.operands["experts"].shape, np.int32)
+                self.backend.copy_d2h(operands["experts"].address, ids.data.cast("B"))
+                counts.append(len(np.unique(ids)))
+        self.backend.synchronize(self.stream)
+        return counts
+
+    def by_node(self, context: int, bucket: int = 0) -> list[tuple[str, int, float]]:
         """(implementation, nodes, microseconds a node): all nodes of one kind as a graph, so weights come from memory.
 
-        ``advance`` is left out: it would move the sequences past their pages.
+        Experts are made up, distinct for each token. ``advance`` is left out: it would move the sequences past their pages.
         """
-        self.run(self.step([[-1]] * self.batch, self.reset(context)))
-        workers = self.backend.facts().processors
-        memory, activations = self._memory_of(self.decode), self.bound[0][1].activations
+        if bucket == 0:
+            self.run(self.step([[-1]] * self.batch, self.reset(context)))
+        else:
+            self.run(self.step([[5] * (PREFILL // self.batch)] * self.batch, self.reset(0)))
         groups: dict[str, list[Any]] = {}
-        for segment in self.plans[self.decode]:
+        for segment in self.plans[self.bound[bucket][0]]:
             for step in segment.steps:
-                operands = {
-                    name: memory.weights[(value.name, step.packings[name].name)] if value.kind == "weight"
-                    else (activations if value.kind == "activation" else memory.values)[value.name]
-                    for name, value in step.node.operands.items()
-                }  # fmt: skip
+                operands = self.operands(step, bucket)
+                if step.need.op.startswith("moe_") and "gate" in operands:
+                    operands |= self._chosen(step)
                 extra = (
                     f" {'x'.join(map(str, step.need.operands['weight'].shape))}"
                     if step.need.op.startswith("linear")
                     else ""
                 )
-                bound = BindContext(self.backend, operands, memory.counts, memory.scratch, workers)
-                groups.setdefault(step.implementation.name + extra, []).extend(
-                    step.implementation.bind(step.need, bound)
-                )
+                made = self.launches(step, operands, bucket)
+                for index, launch in enumerate(made):
+                    part = f" {step.implementation.kernels[index][1]}" if len(made) > 1 else ""
+                    groups.setdefault(step.implementation.name + extra + part, []).append(launch)
         graphs = {name: self.captured(launches) for name, launches in groups.items() if name != "advance"}
         rows = []
         for name, graph in graphs.items():
@@ -245,6 +282,20 @@ class Bench:
         for graph in graphs.values():
             self.backend.destroy_graph(graph)
         return rows
+
+    def _chosen(self, step: Step) -> dict[str, Buffer]:
+        """Random experts, distinct for each token, and equal weights: what lay there belongs to others by now."""
+        tokens, top_k = step.need.operands["experts"].shape
+        if tokens not in self._choices:
+            rng = np.random.default_rng(4)
+            count = step.need.operands["gate"].shape[0]
+            experts = np.argsort(rng.random((tokens, count)), axis=1)[:, :top_k].astype(np.int32)
+            weights = np.full((tokens, top_k), 1 / top_k, np.float32)
+            self._choices[tokens] = {}
+            for name, array in (("experts", experts), ("weights", weights)):
+                self._choices[tokens][name] = Buffer(self.backend.alloc(array.nbytes), array.nbytes)
+                self.backend.copy_h2d(array.tobytes(), self._choices[tokens][name].address)
+        return self._choices[tokens]
 
     def captured(self, launches: Sequence[Any]) -> Any:
         """A graph of these launches, one after another."""
@@ -285,6 +336,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--hardware", default="hopper", choices=sorted(_ROOTS))
     parser.add_argument("--arch", default="sm_90a")
+    parser.add_argument("--prefill-nodes", action="store_true", help="time the nodes of a prompt as well")
     options = parser.parse_args()
     began = time.perf_counter()
     bench = Bench(
@@ -308,15 +360,24 @@ def main() -> None:
     rate = options.batch / seconds
     print(f"decode, batch {options.batch}, context {options.context}: {seconds * 1e6:.0f} us a step, {rate:.1f} tok/s, "
           f"{weights / seconds / 1e12:.2f} TB/s of weights")  # fmt: skip
+    distinct = bench.experts(options.context)
+    if distinct:
+        print(
+            f"distinct experts a layer: {statistics.mean(distinct):.1f} on average, {min(distinct)} to {max(distinct)}"
+        )
     decode, prefill = (step for _, step in bench.bound)
     bench.run(bench.step([[-1]] * bench.batch, bench.reset(options.context)))
     for name in decode.graphs:
         print(f"graph {name}: {statistics.median(bench.timed(decode.graphs[name]) for _ in range(20)):.1f} us")
-    prompt = [[5] * (PREFILL // options.batch)] * options.batch
+    rng = np.random.default_rng(5)
+    prompt = rng.integers(0, bench.spec.vocab_size, (options.batch, PREFILL // options.batch)).tolist()
     bench.run(bench.step(prompt, bench.reset(0)))
     print(f"prefill of 2048 tokens: {bench.timed(prefill.graphs['forward']) / 1000:.2f} ms")
-    for name, count, us in bench.by_node(options.context):
-        print(f"  {name:<40} {count:>4} nodes {us:9.2f} us each {count * us:10.1f} us")
+    for index, kind in enumerate(("decode", "prefill")):
+        if kind == "decode" or options.prefill_nodes:
+            print(f"{kind}, by node:")
+            for name, count, us in bench.by_node(options.context, index):
+                print(f"  {name:<60} {count:>4} launches {us:9.2f} us each {count * us:10.1f} us")
 
 
 if __name__ == "__main__":

@@ -1,14 +1,25 @@
 """Streaming kernels with rings that fit 99 KB of shared memory. Names are those of the NVIDIA baseline, which these replace."""
 
+from collections.abc import Mapping
+
 from atlas_core.contracts.ops import OpImplementation, OpNeed
 from atlas_nvidia.implementations.base import ELEMENTS
-from atlas_nvidia.implementations.fused import COLUMNS, NormGateUpSilu, NormQkvRopeAppend
+from atlas_nvidia.implementations.fused import (
+    COLUMNS,
+    NormGateUpSilu,
+    NormQkvBiasRopeAppend,
+    NormQkvHeadsRopeAppend,
+    NormQkvRopeAppend,
+)
 from atlas_nvidia.implementations.linear import DEPTH, Streamed, streaming_bytes
+from atlas_nvidia.implementations.moe import STREAMED
+from atlas_nvidia.implementations.moe import Streamed as StreamedExperts
+from atlas_nvidia.implementations.route import NormRoute
 
 DEPTHS = {8: 3, 16: 2}
 """GEMV_DEPTH of the instances of linear_gemv, by the tokens that they take (kernels/gb10/common/KERNEL.toml)."""
 NORM_DEPTH = 2
-"""GEMV_DEPTH of norm_qkv and norm_gate_up."""
+"""GEMV_DEPTH of norm_qkv, norm_gate_up and norm_route, MOE_DEPTH of moe_gate_up and moe_down."""
 _SAVED = streaming_bytes(COLUMNS, DEPTH) - streaming_bytes(COLUMNS, NORM_DEPTH)
 
 
@@ -28,6 +39,34 @@ class ShallowNormQkv(NormQkvRopeAppend):
         return super().shared(need) - _SAVED
 
 
+class ShallowNormQkvBias(NormQkvBiasRopeAppend):
+    """The same with biases."""
+
+    def shared(self, need: OpNeed) -> int:
+        """Bytes of shared memory."""
+        return super().shared(need) - _SAVED
+
+
+class ShallowNormQkvHeads(NormQkvHeadsRopeAppend):
+    """The same with norms of the heads."""
+
+    def shared(self, need: OpNeed) -> int:
+        """Bytes of shared memory."""
+        return super().shared(need) - _SAVED
+
+
+class ShallowNormRoute(NormRoute):
+    """The choice of experts."""
+
+    depth = NORM_DEPTH
+
+
+class ShallowExperts(StreamedExperts):
+    """Few tokens' experts, 8 tokens of one at a time; for width 2048."""
+
+    depths: Mapping[int, tuple[int, int]] = {8: (NORM_DEPTH, NORM_DEPTH)}
+
+
 class ShallowNormGateUp(NormGateUpSilu):
     """The first half of a feed-forward network; at width 4096 for up to 4 tokens."""
 
@@ -43,7 +82,11 @@ def implementations() -> list[OpImplementation]:
         for element in ELEMENTS
         for made in (
             ShallowNormQkv(element),
+            ShallowNormQkvBias(element),
+            ShallowNormQkvHeads(element),
             ShallowNormGateUp(element),
+            ShallowNormRoute(element),
+            *(ShallowExperts(8, op, element) for op in STREAMED),
             *(ShallowStreamed(columns, residual, element) for columns in DEPTHS for residual in (False, True)),
         )
     ]

@@ -1,4 +1,4 @@
-"""Small dense decoders, recorded as the families record theirs: where fused ops find their patterns."""
+"""Small decoders, recorded as the families record theirs: where fused ops find their patterns."""
 
 from dataclasses import dataclass
 
@@ -18,8 +18,18 @@ ACTIVATION = DType.BF16
 
 
 @dataclass(frozen=True, slots=True)
+class Mixture:
+    """Experts in place of a dense network: ``count`` of ``size``, ``active`` a token; ``shared`` adds one for all."""
+
+    count: int
+    active: int
+    size: int
+    shared: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class DecoderShape:
-    """Sizes of a decoder. ``bias`` adds biases to q, k and v."""
+    """Sizes of a decoder. ``bias`` adds biases to q, k and v, ``head_norm`` norms of the heads of q and k."""
 
     label: str
     hidden: int
@@ -31,6 +41,8 @@ class DecoderShape:
     page_tokens: int
     layers: int = 2
     bias: bool = False
+    head_norm: bool = False
+    mixture: Mixture | None = None
 
 
 SHAPES = (
@@ -39,12 +51,20 @@ SHAPES = (
     DecoderShape("wide", 512, 4, 1, 128, 768, 512, 64),
     DecoderShape("eight", 1024, 8, 2, 128, 1792, 1024, 16),
     DecoderShape("bias", 256, 4, 2, 64, 384, 256, 32, bias=True),
+    DecoderShape("heads", 192, 6, 2, 64, 256, 256, 16, layers=1, head_norm=True),
+    DecoderShape("mixture", 256, 2, 1, 128, 0, 256, 16, layers=1, head_norm=True, mixture=Mixture(24, 4, 96)),
+    DecoderShape("shared", 128, 4, 2, 32, 64, 256, 16, layers=1, mixture=Mixture(12, 3, 64, shared=True)),
 )
-LARGE_SHAPES = (DecoderShape("8b", 4096, 32, 8, 128, 14336, 128256, 64, layers=1),)
+LARGE_SHAPES = (
+    DecoderShape("8b", 4096, 32, 8, 128, 14336, 128256, 64, layers=1),
+    DecoderShape(
+        "30b-a3b", 2048, 32, 4, 128, 0, 4096, 64, layers=1, head_norm=True, mixture=Mixture(128, 8, 768)
+    ),
+)  # fmt: skip
 
 
 class DenseDecoder:
-    """A Llama-like decoder: norm, attention, residual, norm, gated MLP, residual; logits of the wanted rows."""
+    """A Llama-like decoder: norm, attention, residual, norm, gated MLP or experts, residual; logits of the wanted rows."""
 
     def __init__(self, shape: DecoderShape) -> None:
         self._shape = shape
@@ -65,6 +85,9 @@ class DenseDecoder:
         q = self._linear(step, x, f"layers.{layer}.q", shape.heads * dim, shape.hidden, shape.bias)
         k = self._linear(step, x, f"layers.{layer}.k", shape.kv_heads * dim, shape.hidden, shape.bias)
         v = self._linear(step, x, f"layers.{layer}.v", shape.kv_heads * dim, shape.hidden, shape.bias)
+        if shape.head_norm:
+            q = step.head_rms_norm(q, step.weight(f"layers.{layer}.q_norm", dim), 1e-6)
+            k = step.head_rms_norm(k, step.weight(f"layers.{layer}.k_norm", dim), 1e-6)
         inv_freq = step.constant("rope.inv_freq", 10000.0 ** (-np.arange(dim // 2) / (dim // 2)))
         q = step.rope(q, inv_freq, shape.heads, dim)
         k = step.rope(k, inv_freq, shape.kv_heads, dim)
@@ -74,9 +97,25 @@ class DenseDecoder:
     def _mlp(self, step: ForwardBuilder, layer: int, h: Value) -> Value:
         shape = self._shape
         x = step.rms_norm(h, step.weight(f"layers.{layer}.mlp_norm", shape.hidden), 1e-5)
+        return self._mixture(step, layer, x, shape.mixture) if shape.mixture else self._dense(step, layer, x)
+
+    def _dense(self, step: ForwardBuilder, layer: int, x: Value) -> Value:
+        shape = self._shape
         gate = self._linear(step, x, f"layers.{layer}.gate", shape.inner, shape.hidden)
         up = self._linear(step, x, f"layers.{layer}.up", shape.inner, shape.hidden)
         return self._linear(step, step.silu_mul(gate, up), f"layers.{layer}.down", shape.hidden, shape.inner)
+
+    def _mixture(self, step: ForwardBuilder, layer: int, x: Value, experts: Mixture) -> Value:
+        hidden, stem = self._shape.hidden, f"layers.{layer}.experts"
+        logits = step.linear(x, step.weight(f"layers.{layer}.router", experts.count, hidden), DType.F32)
+        routed = step.moe_route(logits, experts.active, normalise=True)
+        wide = experts.count, experts.size, hidden
+        gate, up = step.weight(f"{stem}.gate", *wide), step.weight(f"{stem}.up", *wide)
+        y = step.moe_experts(x, routed, gate, up, step.weight(f"{stem}.down", experts.count, hidden, experts.size))
+        if not experts.shared:
+            return y
+        shared = self._dense(step, layer, x)
+        return step.add(y, step.sigmoid_mul(shared, self._linear(step, x, f"layers.{layer}.shared", 1, hidden)))
 
     @staticmethod
     def _linear(step: ForwardBuilder, x: Value, name: str, rows: int, columns: int, bias: bool = False) -> Value:

@@ -26,6 +26,8 @@ SCENARIOS: tuple[tuple[Rows, Rows], ...] = (
     (((5, 0), (1, 33), (0, 10), (17, 15)), ((16, 16), (3, 1))),
 )
 LARGE_SCENARIOS: tuple[tuple[Rows, Rows], ...] = ((((1, 1000),),) * 2, (((1, 1000),) * 8,) * 2)
+CLEAR, ATTEMPTS = 0.02, 200
+"""Logits of chosen experts are further apart, when they are of the order of one; how often rows are drawn for that."""
 MATCHES = 2
 """Places of one program at which a pattern is tried: the first ones, which differ in layer or weights."""
 
@@ -43,6 +45,8 @@ def fused_trials(
                 cases = [
                     _case(model, weights, start, node, batch, rng, rows, large) for batch in _batches(rng, model, rows)
                 ]
+                for case in cases:
+                    _decide(fused, ops, case, rng)
                 yield replace(Trial(cases[0], cases[1]), spare=(2, 0, 3)[index % 3])
 
 
@@ -104,6 +108,29 @@ def _case(
     }
     label = f"{model.label} node={start} rows={len(rows[0])} longest={longest}"
     return batch_case(batch, label, arrays, node.attrs, shapes, max(longest, 1), dtypes=explicit)
+
+
+def _decide(fused: FusedOp, ops: Mapping[str, Op], case: Case, rng: Rng) -> None:
+    """Draw rows anew where rounding could change which experts they choose, or the order of these."""
+    calls = [call.op for call in fused.body]
+    if "moe_route" not in calls:
+        return
+    route = fused.body[calls.index("moe_route")]
+    rows = case.arrays[fused.body[0].operands["x"]]
+    unsure = np.arange(len(rows))
+    for _ in range(ATTEMPTS):
+        arrays = dict(case.arrays)
+        for call in fused.body[: calls.index("moe_route")]:
+            part = {inner: arrays[outer] for inner, outer in call.operands.items() if outer in arrays}
+            ops[call.op].reference(part, {inner: case.attrs[outer] for inner, outer in call.attrs.items()})
+            arrays.update({outer: part[inner] for inner, outer in call.operands.items()})
+        logits = np.sort(arrays[route.operands["logits"]], axis=-1)[:, ::-1]
+        gaps = -np.diff(logits[:, : case.attrs[route.attrs["top_k"]] + 1], axis=-1)
+        unsure = np.flatnonzero(gaps.min(-1, initial=np.inf) < CLEAR)
+        if not len(unsure):
+            return
+        rows[unsure] = normal(rng, len(unsure), rows.shape[1])
+    raise ValueError(f"{fused.name}: {len(unsure)} rows of {case.label} leave the choice of experts open")
 
 
 def _live(value: Value, batch: Batch) -> tuple[int, ...]:

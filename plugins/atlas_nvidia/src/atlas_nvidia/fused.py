@@ -27,34 +27,111 @@ NORM_GATE_UP_SILU = FusedOp(
 _CACHE = ("layer", "kv_heads", "head_dim", "page_tokens", "slot_stride", "table_offset")
 
 
+def _norm(y: str = "normed") -> FusedCall:
+    return FusedCall("rms_norm", {"x": "x", "weight": "norm_weight", "y": y}, {"eps": "eps"})
+
+
+def _linear(part: str, y: str, x: str = "normed") -> FusedCall:
+    return FusedCall("linear", {"x": x, "weight": f"{part}_weight", "y": y})
+
+
+def _bias(part: str, x: str, y: str) -> FusedCall:
+    return FusedCall("bias_add", {"x": x, "bias": f"{part}_bias", "y": y})
+
+
+def _head_norm(part: str, x: str, y: str, eps: str) -> FusedCall:
+    return FusedCall("head_rms_norm", {"x": x, "weight": f"{part}_norm", "y": y}, {"eps": eps})
+
+
 def _rope(x: str, y: str, heads: str) -> FusedCall:
     operands = {"x": x, "positions": "positions", "inv_freq": "inv_freq", "y": y}
     return FusedCall("rope", operands, {"heads": heads, "head_dim": "head_dim", "scale": "rope_scale"})
 
 
+_APPEND = FusedCall(
+    "kv_append",
+    {
+        "k": "k", "v": "v", "positions": "positions", "token_row": "token_row", "row_slot": "row_slot", "slots": "slots",
+        "cache": "cache",
+    },
+    {name: name for name in _CACHE},
+)  # fmt: skip
+
 NORM_QKV_ROPE_APPEND = FusedOp(
     "norm_qkv_rope_append",
     (
-        FusedCall("rms_norm", {"x": "x", "weight": "norm_weight", "y": "normed"}, {"eps": "eps"}),
-        FusedCall("linear", {"x": "normed", "weight": "q_weight", "y": "q_plain"}),
-        FusedCall("linear", {"x": "normed", "weight": "k_weight", "y": "k_plain"}),
-        FusedCall("linear", {"x": "normed", "weight": "v_weight", "y": "v"}),
-        _rope("q_plain", "q", "q_heads"),
-        _rope("k_plain", "k", "kv_heads"),
-        FusedCall(
-            "kv_append",
-            {
-                "k": "k", "v": "v", "positions": "positions", "token_row": "token_row", "row_slot": "row_slot", "slots": "slots",
-                "cache": "cache",
-            },
-            {name: name for name in _CACHE},
-        ),
+        _norm(), _linear("q", "q_plain"), _linear("k", "k_plain"), _linear("v", "v"),
+        _rope("q_plain", "q", "q_heads"), _rope("k_plain", "k", "kv_heads"), _APPEND,
     ),
     ("q",),
 )  # fmt: skip
 """Everything of a layer before its attention."""
 
+NORM_QKV_BIAS_ROPE_APPEND = FusedOp(
+    "norm_qkv_bias_rope_append",
+    (
+        _norm(), _linear("q", "q_product"), _bias("q", "q_product", "q_plain"), _linear("k", "k_product"),
+        _bias("k", "k_product", "k_plain"), _linear("v", "v_product"), _bias("v", "v_product", "v"),
+        _rope("q_plain", "q", "q_heads"), _rope("k_plain", "k", "kv_heads"), _APPEND,
+    ),
+    ("q",),
+)  # fmt: skip
+"""The same where projections have biases."""
+
+_HEADS = (
+    _head_norm("q", "q_plain", "q_normed", "head_eps"), _head_norm("k", "k_plain", "k_normed", "head_eps"),
+    _rope("q_normed", "q", "q_heads"), _rope("k_normed", "k", "kv_heads"), _APPEND,
+)  # fmt: skip
+
+NORM_QKV_HEADS_ROPE_APPEND = FusedOp(
+    "norm_qkv_heads_rope_append",
+    (_norm(), _linear("q", "q_plain"), _linear("k", "k_plain"), _linear("v", "v"), *_HEADS),
+    ("q",),
+)
+"""The same where heads of queries and keys are normalised."""
+
+HEADS_ROPE_APPEND = FusedOp("heads_rope_append", _HEADS, ("q",))
+"""What lies between such projections and attention."""
+
+_ADD = FusedCall("add", {"x": "residual", "z": "z", "y": "y"})
+_EXPERTS = {
+    "x": "x", "experts": "experts", "weights": "weights", "gate": "gate", "up": "up", "down": "down",
+}  # fmt: skip
+
+NORM_ROUTE = FusedOp(
+    "norm_route",
+    (
+        _norm(), _linear("router", "logits"),
+        FusedCall(
+            "moe_route", {"logits": "logits", "experts": "experts", "weights": "weights"},
+            {"top_k": "top_k", "normalise": "normalise", "scale": "scale"},
+        ),
+    ),
+    ("normed", "experts", "weights"),
+)  # fmt: skip
+"""The choice of experts."""
+
+MOE_EXPERTS_ADD = FusedOp("moe_experts_add", (FusedCall("moe_experts", {**_EXPERTS, "y": "z"}), _ADD), ("y",))
+"""A mixture of experts back into the residual stream."""
+
+MOE_SHARED_ADD = FusedOp(
+    "moe_shared_add",
+    (
+        FusedCall("moe_experts", {**_EXPERTS, "y": "routed"}),
+        _linear("shared_gate", "shared_gated", "x"), _linear("shared_up", "shared_upped", "x"),
+        FusedCall("silu_mul", {"gate": "shared_gated", "up": "shared_upped", "y": "shared_inner"}),
+        _linear("shared_down", "shared", "shared_inner"), _linear("shared", "opening", "x"),
+        FusedCall("sigmoid_mul", {"x": "shared", "gate": "opening", "y": "let_in"}),
+        FusedCall("add", {"x": "routed", "z": "let_in", "y": "z"}), _ADD,
+    ),
+    ("y",),
+)  # fmt: skip
+"""The same with an expert that all tokens have, behind a gate of its own."""
+
 
 def fused_ops() -> list[FusedOp]:
     """All of them."""
-    return [NORM_QKV_ROPE_APPEND, NORM_GATE_UP_SILU, LINEAR_ADD]
+    return [
+        NORM_QKV_ROPE_APPEND, NORM_QKV_BIAS_ROPE_APPEND, NORM_QKV_HEADS_ROPE_APPEND, HEADS_ROPE_APPEND, NORM_GATE_UP_SILU,
+        LINEAR_ADD, NORM_ROUTE, MOE_EXPERTS_ADD, MOE_SHARED_ADD,
+    ]  # fmt: skip

@@ -15,6 +15,7 @@ from atlas_core.vocab.verdict import Verdict
 
 VECTOR = 8
 """Elements of 16 bits in the 16 bytes that a thread moves at once."""
+WARP = 32
 SHARED_LIMITS = {"sm_90a": 227 * 1024}
 """Shared memory that a block may use, by architecture (CUDA programming guide, compute capabilities)."""
 SHARED_ELSEWHERE = 99 * 1024
@@ -26,15 +27,15 @@ _LIVE = {"T": Count.TOKENS, "S": Count.SEQUENCES, "R": Count.ROWS}
 
 
 class Implementation:
-    """An OpImplementation of one kernel; weights are read as stored, there is neither cache nor scratch.
+    """An OpImplementation; weights are read as stored, there is neither cache nor scratch unless a subclass has them.
 
-    ``element`` is the type of its activations and matrices: names and modules are those of bf16 unless they end in it.
+    It has one kernel, ``entry`` of ``module``, or sets ``kernels`` itself. ``element`` is the type of its activations and matrices: names and modules are those of bf16 unless they end in it.
     """
 
     op: str
     name: str
-    module: str
-    entry: str
+    module: str = ""
+    entry: str = ""
     rank: int = 10
 
     def __init__(self, element: DType = DType.BF16) -> None:
@@ -81,7 +82,15 @@ class Implementation:
         self, context: BindContext, geometry: Geometry, args: Sequence[Arg], cluster: tuple[int, int, int] | None = None
     ) -> Sequence[Launch]:
         """The kernel with these arguments. It may begin before its predecessor ends: all kernels here wait by themselves."""
-        kernel = context.backend.kernel(self.module, self.entry)
+        return self.launch_of(context, self.module, self.entry, geometry, args, cluster)
+
+    @staticmethod
+    def launch_of(
+        context: BindContext, module: str, entry: str, geometry: Geometry, args: Sequence[Arg],
+        cluster: tuple[int, int, int] | None = None,
+    ) -> Sequence[Launch]:  # fmt: skip
+        """As ``launch``, for an implementation of several kernels."""
+        kernel = context.backend.kernel(module, entry)
         return (context.backend.prepare_launch(kernel, geometry, args, LaunchAttrs(overlap=True, cluster=cluster)),)
 
 

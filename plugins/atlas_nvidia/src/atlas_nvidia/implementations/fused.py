@@ -1,4 +1,4 @@
-"""Fused ops of a dense layer, for up to 8 tokens: with attention and two projections a layer is five launches."""
+"""Fused ops around the projections of a layer, for up to 8 tokens: with attention and two more a dense layer is five launches."""
 
 from collections.abc import Sequence
 
@@ -23,6 +23,8 @@ from atlas_nvidia.implementations.base import (
 from atlas_nvidia.implementations.linear import THREADS, streaming_bytes
 
 COLUMNS = 8
+MAX_CLUSTER = 8
+"""Blocks of a cluster that every device can hold together."""
 
 
 def norm_bytes(width: int, capacity: int) -> int:
@@ -67,10 +69,16 @@ class NormQkvRopeAppend(_Normed):
     op, name = "norm_qkv_rope_append", "norm_qkv_rope_append"
     module, entry = "norm_qkv", "norm_qkv_rope_append"
     matrices = ("q_weight", "k_weight", "v_weight")
+    vectors: tuple[str, ...] = ()
+    """Vectors of weights besides the norm's."""
+    epsilons: tuple[str, ...] = ("eps",)
 
     def refusals(self, need: OpNeed) -> list[str]:
         """See Implementation."""
-        reasons = [*super().refusals(need), *other_type(need, self.element, "q"), *other_cache(need, self.element)]
+        reasons = [
+            *super().refusals(need), *other_type(need, self.element, "q"), *other_cache(need, self.element),
+            *(reason for name in self.vectors for reason in no_vector(need, name)),
+        ]  # fmt: skip
         half, head_dim = need.operands["inv_freq"].shape[0], need.attrs["head_dim"]
         if 2 * half != head_dim or half % 8:
             reasons.append(f"{2 * half} of {head_dim} dimensions rotate: it rotates whole heads of a multiple of 16")
@@ -84,21 +92,53 @@ class NormQkvRopeAppend(_Normed):
         """See OpImplementation."""
         return (kv_layout(need, self.element),)
 
+    def cluster(self, need: OpNeed) -> int:
+        """Blocks that work on one head together."""
+        return 1
+
     def bind(self, need: OpNeed, context: BindContext) -> Sequence[Launch]:
         """See OpImplementation."""
-        attrs = need.attrs
+        attrs, cluster = need.attrs, self.cluster(need)
         tokens, width = need.operands["x"].shape
         names = (
-            "x", "norm_weight", "q_weight", "k_weight", "v_weight", "inv_freq", "positions", "token_row", "row_slot", "slots",
+            "x", "norm_weight", *self.matrices, *self.vectors, "inv_freq", "positions", "token_row", "row_slot", "slots",
         )  # fmt: skip
         args = [
             ptr(context.counts), *addresses(context, *names), layer_address(need, context), *addresses(context, "q"),
             *(i32(v) for v in (width, attrs["q_heads"], attrs["kv_heads"], attrs["head_dim"], attrs["page_tokens"])),
-            i32(attrs["slot_stride"]), i32(attrs["table_offset"]), i32(tokens), f32(attrs["eps"]), f32(attrs["rope_scale"]),
-            vector_type(need, "norm_weight"),
+            i32(attrs["slot_stride"]), i32(attrs["table_offset"]), i32(tokens), *(f32(attrs[name]) for name in self.epsilons),
+            f32(attrs["rope_scale"]), *(vector_type(need, name) for name in ("norm_weight", *self.vectors)),
         ]  # fmt: skip
         tiles = (attrs["q_heads"] + 2 * attrs["kv_heads"]) * attrs["head_dim"] // 16
-        return self.launch(context, self.geometry(need, context, tiles), args)
+        blocks = min(tiles, context.workers) // cluster * cluster
+        geometry = Geometry((max(blocks, cluster), 1, 1), (THREADS, 1, 1), self.shared(need))
+        return self.launch(context, geometry, args, cluster=(cluster, 1, 1) if cluster > 1 else None)
+
+
+class NormQkvBiasRopeAppend(NormQkvRopeAppend):
+    """With biases of the projections."""
+
+    op = name = entry = "norm_qkv_bias_rope_append"
+    vectors = ("q_bias", "k_bias", "v_bias")
+
+
+class NormQkvHeadsRopeAppend(NormQkvRopeAppend):
+    """With norms of the heads, each of which is the work of one cluster."""
+
+    op = name = entry = "norm_qkv_heads_rope_append"
+    vectors = ("q_norm", "k_norm")
+    epsilons = ("eps", "head_eps")
+
+    def refusals(self, need: OpNeed) -> list[str]:
+        """See Implementation."""
+        reasons, blocks = super().refusals(need), self.cluster(need)
+        if need.attrs["head_dim"] % 16 or not 2 <= blocks <= MAX_CLUSTER:
+            reasons.append(f"a head of {need.attrs['head_dim']} is no work for a cluster of 2 to {MAX_CLUSTER} blocks")
+        return reasons
+
+    def cluster(self, need: OpNeed) -> int:
+        """See NormQkvRopeAppend: a tile each."""
+        return int(need.attrs["head_dim"]) // 16
 
 
 class NormGateUpSilu(_Normed):
@@ -124,5 +164,7 @@ class NormGateUpSilu(_Normed):
 
 
 ALL: tuple[OpImplementation, ...] = tuple(
-    make(element) for element in ELEMENTS for make in (NormQkvRopeAppend, NormGateUpSilu)
+    make(element)
+    for element in ELEMENTS
+    for make in (NormQkvRopeAppend, NormQkvBiasRopeAppend, NormQkvHeadsRopeAppend, NormGateUpSilu)
 )

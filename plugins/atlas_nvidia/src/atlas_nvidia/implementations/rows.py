@@ -119,6 +119,12 @@ class Add(Elementwise):
         return [*other_type(need, RESIDUAL, "x", "y"), *other_type(need, self.element, "z")]
 
 
+class AddActivations(Elementwise):
+    """Sums of activations."""
+
+    op, name, entry, first, second = "add", "add_activations", "add_activations", "x", "z"
+
+
 class SiluMul(Elementwise):
     """SwiGLU."""
 
@@ -193,5 +199,5 @@ class Rope(Implementation):
 
 ALL: tuple[OpImplementation, ...] = (
     StepBegin(), GatherRows(),
-    *(make(element) for element in ELEMENTS for make in (Embed, Add, SiluMul, BiasAdd, RmsNorm, Rope)),
+    *(make(element) for element in ELEMENTS for make in (Embed, Add, AddActivations, SiluMul, BiasAdd, RmsNorm, Rope)),
 )  # fmt: skip

@@ -80,6 +80,13 @@ __device__ inline void load_vector(const void* vector, int k, int type, float (&
     }
 }
 
+// One of them.
+__device__ inline float load_element(const void* vector, int64_t index, int type) {
+    if (type == VECTOR_F32) return static_cast<const float*>(vector)[index];
+    const uint16_t bits = static_cast<const uint16_t*>(vector)[index];
+    return type == VECTOR_F16 ? widen_f16(bits) : widen_bf16(bits);
+}
+
 __device__ inline uint32_t shared_address(const void* pointer) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
@@ -125,6 +132,7 @@ __device__ inline void rotation(int position, float frequency, float scale, floa
 }
 
 __device__ inline float silu(float x) { return x / (1.0f + __expf(-x)); }
+__device__ inline float sigmoid(float x) { return 1.0f / (1.0f + __expf(-x)); }
 
 // Where one page holds a token of one head, in elements from the start of the layer: order kv, head, token, dim.
 __device__ inline int64_t page_element(int64_t page, int kv, int head, int token, int kv_heads, int page_tokens,

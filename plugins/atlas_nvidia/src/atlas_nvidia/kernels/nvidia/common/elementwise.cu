@@ -60,6 +60,22 @@ add(const int32_t* counts, int32_t live_word, const float* x, const uint16_t* z,
     store_floats(y + p.element, a);
 }
 
+// Of activations.
+extern "C" __global__ void __launch_bounds__(256)
+add_activations(const int32_t* counts, int32_t live_word, const uint16_t* x, const uint16_t* z, uint16_t* y,
+                int32_t width) {
+    admit_successor();
+    wait_for_predecessor();
+    const Place p = place(counts[live_word], width);
+    if (!p.live) return;
+    float a[8], b[8];
+    unpack(load16(x + p.element), a);
+    unpack(load16(z + p.element), b);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) a[i] += b[i];
+    store(y, p.element, pack8(a));
+}
+
 extern "C" __global__ void __launch_bounds__(256)
 bias_add(const int32_t* counts, int32_t live_word, const uint16_t* x, const void* bias, uint16_t* y, int32_t width,
          int32_t bias_type) {
@@ -87,5 +103,27 @@ silu_mul(const int32_t* counts, int32_t live_word, const uint16_t* gate, const u
     unpack(load16(up + p.element), b);
 #pragma unroll
     for (int i = 0; i < 8; ++i) a[i] = silu(a[i]) * b[i];
+    store(y, p.element, pack8(a));
+}
+
+// A gate for each feature, or one for the row (``gates`` is 1).
+extern "C" __global__ void __launch_bounds__(256)
+sigmoid_mul(const int32_t* counts, int32_t live_word, const uint16_t* x, const uint16_t* gate, uint16_t* y,
+            int32_t width, int32_t gates) {
+    admit_successor();
+    wait_for_predecessor();
+    const Place p = place(counts[live_word], width);
+    if (!p.live) return;
+    float a[8], b[8];
+    unpack(load16(x + p.element), a);
+    if (gates == 1) {
+        const float one = widen(*static_cast<const volatile uint16_t*>(gate + p.row));
+#pragma unroll
+        for (int i = 0; i < 8; ++i) b[i] = one;
+    } else {
+        unpack(load16(gate + p.element), b);
+    }
+#pragma unroll
+    for (int i = 0; i < 8; ++i) a[i] *= sigmoid(b[i]);
     store(y, p.element, pack8(a));
 }

@@ -230,6 +230,14 @@ struct NormColumns {
         }
     }
 
+    // Of a column whose squares have been summed. That of a column without a token means nothing.
+    __device__ float factor(int column, float eps) const {
+        float sum = 0.0f;
+#pragma unroll
+        for (int w = 0; w < GEMV_WARPS; ++w) sum += partial[w * MAX_NORM_COLUMNS + column];
+        return rsqrtf(sum / static_cast<float>(width) + eps);
+    }
+
     __device__ void read(int, int column, int k, uint4& first, uint4& second) const {
         const uint16_t* from = values + column * norm_stride(width) + k;
         first = column < live && k < width ? *reinterpret_cast<const uint4*>(from) : zero16();
@@ -280,14 +288,6 @@ struct NormColumns {
 #pragma unroll
         for (int i = 0; i < 8; ++i) scaled[i] = v[i] * by * weight[k + i];
         *reinterpret_cast<uint4*>(values + column * norm_stride(width) + k) = pack8(scaled);
-    }
-
-    // Of a column whose squares have been summed. That of a column without a token means nothing.
-    __device__ float factor(int column, float eps) const {
-        float sum = 0.0f;
-#pragma unroll
-        for (int w = 0; w < GEMV_WARPS; ++w) sum += partial[w * MAX_NORM_COLUMNS + column];
-        return rsqrtf(sum / static_cast<float>(width) + eps);
     }
 };
 

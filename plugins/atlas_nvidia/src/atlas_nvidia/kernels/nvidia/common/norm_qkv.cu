@@ -1,5 +1,6 @@
 // Norm, query, key and value projections, rotation and the write into pages in one launch, for up to 8 tokens.
 #include "gemv.cuh"
+#include "heads_of_cluster.cuh"
 
 using namespace atlas;
 
@@ -18,6 +19,136 @@ __device__ Tile locate(int tile, int tiles_per_head, int q_heads, int kv_heads) 
     return head < kv_heads ? Tile{head, pair, 1} : Tile{head - kv_heads, pair, 2};
 }
 
+struct Weights {
+    const uint16_t *q, *k, *v;
+};
+
+struct Heads {
+    int q, kv, dim;
+};
+
+struct Pages {
+    const int32_t *positions, *token_row, *row_slot, *slots;
+    uint16_t* cache;
+    int page_tokens, slot_stride, table_offset;
+};
+
+// Nothing between projection and rotation.
+struct AsTheyAre {
+    __device__ void begin() const {}
+    __device__ void ready() const {}
+    __device__ void apply(const Tile&, int, const Heads&, float&, float&) const {}
+};
+
+// Biases of the projections.
+struct Biased {
+    const void *q, *k, *v;
+    int q_type, k_type, v_type;
+
+    __device__ void begin() const {}
+    __device__ void ready() const {}
+    __device__ void apply(const Tile& t, int dim, const Heads& heads, float& a, float& b) const {
+        const void* bias = t.kind == 0 ? q : t.kind == 1 ? k : v;
+        const int type = t.kind == 0 ? q_type : t.kind == 1 ? k_type : v_type;
+        const int64_t first = static_cast<int64_t>(t.head) * heads.dim + dim;
+        a += load_element(bias, first, type);
+        b += load_element(bias, first + heads.dim / 2, type);
+    }
+};
+
+// Norms of query and key heads. The blocks of a cluster have one tile each of the same head.
+struct Normed {
+    const void *q, *k;
+    int q_type, k_type;
+    float eps;
+    HeadSums* sums;
+    int turn = 0;
+
+    __device__ void begin() const { sums->begin(); }
+    __device__ void ready() const { cluster_wait(); }
+    __device__ void apply(const Tile& t, int dim, const Heads& heads, float& a, float& b) {
+        if (t.kind == 2) return;
+        const void* weight = t.kind == 0 ? q : k;
+        const int type = t.kind == 0 ? q_type : k_type;
+        const float first = load_element(weight, dim, type), second = load_element(weight, dim + heads.dim / 2, type);
+        const float square = sums->of_head(a * a + b * b, turn++);
+        const float factor = rsqrtf(square / static_cast<float>(heads.dim) + eps);
+        a *= factor * first;
+        b *= factor * second;
+    }
+};
+
+// ``before`` is what happens to a pair of sums before it turns: all eight threads of all eight columns call it.
+template <class Before>
+__device__ inline void norm_qkv(unsigned char* shared, NormColumns norm, const float* x, const void* norm_weight,
+                                int norm_type, const Weights& weights, const float* inv_freq, const Pages& pages,
+                                uint16_t* q, const Heads& heads, int capacity, float eps, float rope_scale,
+                                int64_t* place, Before before) {
+    const int half = heads.dim / 2, tiles_per_head = half / 8;
+    float2* turn = reinterpret_cast<float2*>(place + capacity);  // sine and cosine, [capacity][half]
+    before.begin();
+    gemv<1>(
+        tiles_per_head * (heads.q + 2 * heads.kv), norm.width, shared,
+        [&](int tile, int i) {
+            const Tile t = locate(tile, tiles_per_head, heads.q, heads.kv);
+            const uint16_t* weight = t.kind == 0 ? weights.q : t.kind == 1 ? weights.k : weights.v;
+            const int row = t.head * heads.dim + t.pair + (i < 8 ? i : half + i - 8);
+            return weight + static_cast<int64_t>(row) * norm.width;
+        },
+        [&] {
+            norm.fetch(norm_weight, norm_type);
+            // What the last stores need, long before they need it: where each token goes and how it is rotated.
+            if (threadIdx.x < norm.live) {
+                const int token = threadIdx.x, position = pages.positions[token];
+                const int64_t slot = static_cast<int64_t>(pages.row_slot[pages.token_row[token]]) * pages.slot_stride;
+                const int64_t page = pages.slots[slot + pages.table_offset + position / pages.page_tokens];
+                place[token] = page_element(page, 0, 0, position % pages.page_tokens, heads.kv, pages.page_tokens,
+                                            heads.dim);
+            }
+            for (int e = threadIdx.x; e < norm.live * half; e += GEMV_THREADS) {
+                rotation(pages.positions[e / half], inv_freq[e % half], rope_scale, turn[e].x, turn[e].y);
+            }
+            before.ready();
+            admit_successor();
+            wait_for_predecessor();
+            norm.normalise(x, eps);
+        },
+        norm, [](int, int, int) { return 0; },
+        [&](int tile, int i, int token, float a, float b, int) {
+            const Tile t = locate(tile, tiles_per_head, heads.q, heads.kv);
+            const int dim = t.pair + i;
+            a *= norm.scale;
+            b *= norm.scale;
+            before.apply(t, dim, heads, a, b);
+            if (token >= norm.live) return;
+            if (t.kind != 2) {
+                const float2 by = turn[token * half + dim];
+                const float rotated = a * by.y - b * by.x;
+                b = b * by.y + a * by.x;
+                a = rotated;
+            }
+            uint16_t* to;
+            if (t.kind == 0) {
+                to = q + (static_cast<int64_t>(token) * heads.q + t.head) * heads.dim;
+            } else {
+                const int64_t head =
+                    static_cast<int64_t>((t.kind - 1) * heads.kv + t.head) * pages.page_tokens * heads.dim;
+                to = pages.cache + place[token] + head;
+            }
+            to[dim] = narrow(a);
+            to[dim + half] = narrow(b);
+        });
+}
+
+// The columns, with as many live ones as there are tokens, and the int64 [capacity] behind them.
+__device__ NormColumns columns_of(const int32_t* counts, unsigned char* shared, int width, int capacity,
+                                  int64_t*& place) {
+    NormColumns norm = norm_columns(shared, width, capacity);
+    norm.live = min(counts[ATLAS_TOKENS], capacity);
+    place = reinterpret_cast<int64_t*>(norm.partial + GEMV_WARPS * MAX_NORM_COLUMNS);
+    return norm;
+}
+
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(GEMV_THREADS, 2)
@@ -28,57 +159,45 @@ norm_qkv_rope_append(const int32_t* counts, const float* x, const void* norm_wei
                      int32_t page_tokens, int32_t slot_stride, int32_t table_offset, int32_t capacity, float eps,
                      float rope_scale, int32_t norm_type) {
     extern __shared__ __align__(16) unsigned char shared[];
-    NormColumns norm = norm_columns(shared, width, capacity);
-    const int half = head_dim / 2, tiles_per_head = half / 8;
-    norm.live = min(counts[ATLAS_TOKENS], capacity);
-    int64_t* place = reinterpret_cast<int64_t*>(norm.partial + GEMV_WARPS * MAX_NORM_COLUMNS);  // [capacity]
-    // Sine and cosine, [capacity][half].
-    float2* turn = reinterpret_cast<float2*>(place + capacity);
-    gemv<1>(
-        tiles_per_head * (q_heads + 2 * kv_heads), width, shared,
-        [&](int tile, int i) {
-            const Tile t = locate(tile, tiles_per_head, q_heads, kv_heads);
-            const uint16_t* weight = t.kind == 0 ? q_weight : t.kind == 1 ? k_weight : v_weight;
-            const int row = t.head * head_dim + t.pair + (i < 8 ? i : half + i - 8);
-            return weight + static_cast<int64_t>(row) * width;
-        },
-        [&] {
-            norm.fetch(norm_weight, norm_type);
-            // What the last stores need, long before they need it: where each token goes and how it is rotated.
-            if (threadIdx.x < norm.live) {
-                const int token = threadIdx.x, position = positions[token];
-                const int64_t slot = static_cast<int64_t>(row_slot[token_row[token]]) * slot_stride;
-                const int64_t page = slots[slot + table_offset + position / page_tokens];
-                place[token] = page_element(page, 0, 0, position % page_tokens, kv_heads, page_tokens, head_dim);
-            }
-            for (int e = threadIdx.x; e < norm.live * half; e += GEMV_THREADS) {
-                rotation(positions[e / half], inv_freq[e % half], rope_scale, turn[e].x, turn[e].y);
-            }
-            admit_successor();
-            wait_for_predecessor();
-            norm.normalise(x, eps);
-        },
-        norm, [](int, int, int) { return 0; },
-        [&](int tile, int i, int token, float a, float b, int) {
-            if (token >= norm.live) return;
-            const Tile t = locate(tile, tiles_per_head, q_heads, kv_heads);
-            const int dim = t.pair + i;
-            a *= norm.scale;
-            b *= norm.scale;
-            if (t.kind != 2) {
-                const float2 by = turn[token * half + dim];
-                const float rotated = a * by.y - b * by.x;
-                b = b * by.y + a * by.x;
-                a = rotated;
-            }
-            uint16_t* to;
-            if (t.kind == 0) {
-                to = q + (static_cast<int64_t>(token) * q_heads + t.head) * head_dim;
-            } else {
-                const int64_t head = static_cast<int64_t>((t.kind - 1) * kv_heads + t.head) * page_tokens * head_dim;
-                to = cache + place[token] + head;
-            }
-            to[dim] = narrow(a);
-            to[dim + half] = narrow(b);
-        });
+    int64_t* place;
+    const NormColumns norm = columns_of(counts, shared, width, capacity, place);
+    const Pages pages{positions, token_row, row_slot, slots, cache, page_tokens, slot_stride, table_offset};
+    norm_qkv(shared, norm, x, norm_weight, norm_type, {q_weight, k_weight, v_weight}, inv_freq, pages, q,
+             {q_heads, kv_heads, head_dim}, capacity, eps, rope_scale, place, AsTheyAre{});
+}
+
+extern "C" __global__ void __launch_bounds__(GEMV_THREADS, 2)
+norm_qkv_bias_rope_append(const int32_t* counts, const float* x, const void* norm_weight, const uint16_t* q_weight,
+                          const uint16_t* k_weight, const uint16_t* v_weight, const void* q_bias, const void* k_bias,
+                          const void* v_bias, const float* inv_freq, const int32_t* positions,
+                          const int32_t* token_row, const int32_t* row_slot, const int32_t* slots, uint16_t* cache,
+                          uint16_t* q, int32_t width, int32_t q_heads, int32_t kv_heads, int32_t head_dim,
+                          int32_t page_tokens, int32_t slot_stride, int32_t table_offset, int32_t capacity, float eps,
+                          float rope_scale, int32_t norm_type, int32_t q_type, int32_t k_type, int32_t v_type) {
+    extern __shared__ __align__(16) unsigned char shared[];
+    int64_t* place;
+    const NormColumns norm = columns_of(counts, shared, width, capacity, place);
+    const Pages pages{positions, token_row, row_slot, slots, cache, page_tokens, slot_stride, table_offset};
+    norm_qkv(shared, norm, x, norm_weight, norm_type, {q_weight, k_weight, v_weight}, inv_freq, pages, q,
+             {q_heads, kv_heads, head_dim}, capacity, eps, rope_scale, place,
+             Biased{q_bias, k_bias, v_bias, q_type, k_type, v_type});
+}
+
+// Clusters of head_dim / 16 blocks.
+extern "C" __global__ void __launch_bounds__(GEMV_THREADS, 2)
+norm_qkv_heads_rope_append(const int32_t* counts, const float* x, const void* norm_weight, const uint16_t* q_weight,
+                           const uint16_t* k_weight, const uint16_t* v_weight, const void* q_norm, const void* k_norm,
+                           const float* inv_freq, const int32_t* positions, const int32_t* token_row,
+                           const int32_t* row_slot, const int32_t* slots, uint16_t* cache, uint16_t* q, int32_t width,
+                           int32_t q_heads, int32_t kv_heads, int32_t head_dim, int32_t page_tokens,
+                           int32_t slot_stride, int32_t table_offset, int32_t capacity, float eps, float head_eps,
+                           float rope_scale, int32_t norm_type, int32_t q_type, int32_t k_type) {
+    extern __shared__ __align__(16) unsigned char shared[];
+    __shared__ HeadSums sums;
+    int64_t* place;
+    const NormColumns norm = columns_of(counts, shared, width, capacity, place);
+    const Pages pages{positions, token_row, row_slot, slots, cache, page_tokens, slot_stride, table_offset};
+    norm_qkv(shared, norm, x, norm_weight, norm_type, {q_weight, k_weight, v_weight}, inv_freq, pages, q,
+             {q_heads, kv_heads, head_dim}, capacity, eps, rope_scale, place,
+             Normed{q_norm, k_norm, q_type, k_type, head_eps, &sums});
 }

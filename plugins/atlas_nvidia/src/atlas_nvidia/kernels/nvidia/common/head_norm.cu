@@ -1,0 +1,103 @@
+// Root mean square norms of single heads, alone and with the rotation and the write into pages that follow.
+// A head is held by 2^n neighbouring lanes, 8 dimensions each; lanes behind the head have zeros.
+#include "device.cuh"
+
+using namespace atlas;
+
+namespace {
+
+constexpr int THREADS = 256;
+
+// Which head of which row this lane has a part of.
+struct Part {
+    int64_t row;
+    int head, dim;
+
+    __device__ Part(int lanes, int heads) {
+        const int64_t thread = static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x, index = thread / lanes;
+        row = index / heads;
+        head = static_cast<int>(index % heads);
+        dim = static_cast<int>(thread % lanes) * 8;
+    }
+};
+
+__device__ void normalise(float (&v)[8], const void* weight, int type, int dim, int head_dim, int lanes, float eps) {
+    float square = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) square += v[i] * v[i];
+    for (int distance = lanes / 2; distance > 0; distance /= 2) square += __shfl_xor_sync(~0u, square, distance);
+    if (dim >= head_dim) return;
+    const float factor = rsqrtf(square / static_cast<float>(head_dim) + eps);
+    float w[8];
+    load_vector(weight, dim, type, w);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) v[i] *= factor * w[i];
+}
+
+__device__ void fetch(const uint16_t* from, bool exists, float (&v)[8]) {
+    unpack(exists ? load16(from) : zero16(), v);
+}
+
+__device__ void store(uint16_t* to, const float (&v)[8]) { *reinterpret_cast<uint4*>(to) = pack8(v); }
+
+}  // namespace
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+head_rms_norm(const int32_t* counts, int32_t live_word, const uint16_t* x, const void* weight, uint16_t* y,
+              int32_t heads, int32_t head_dim, int32_t lanes, float eps, int32_t weight_type) {
+    admit_successor();
+    wait_for_predecessor();
+    const Part part(lanes, heads);
+    const bool mine = part.row < counts[live_word] && part.dim < head_dim;
+    const int64_t element = (part.row * heads + part.head) * head_dim + part.dim;
+    float v[8];
+    fetch(x + element, mine, v);
+    normalise(v, weight, weight_type, part.dim, head_dim, lanes, eps);
+    if (mine) store(y + element, v);
+}
+
+// Norms and rotation of queries and keys, and the write of keys and values into pages. Rotated dimensions come first in
+// a head; ``half`` of them, a power of two of at least 8, are first partners.
+extern "C" __global__ void __launch_bounds__(THREADS)
+heads_rope_append(const int32_t* counts, const uint16_t* q_plain, const uint16_t* k_plain, const uint16_t* v,
+                  const void* q_weight, const void* k_weight, const int32_t* positions, const float* inv_freq,
+                  const int32_t* token_row, const int32_t* row_slot, const int32_t* slots, uint16_t* cache, uint16_t* q,
+                  int32_t q_heads, int32_t kv_heads, int32_t head_dim, int32_t half, int32_t lanes, int32_t page_tokens,
+                  int32_t slot_stride, int32_t table_offset, float eps, float rope_scale, int32_t q_type,
+                  int32_t k_type) {
+    admit_successor();
+    wait_for_predecessor();
+    const Part part(lanes, q_heads + 2 * kv_heads);
+    const bool mine = part.row < counts[ATLAS_TOKENS] && part.dim < head_dim;
+    const int kind = part.head < q_heads ? 0 : part.head < q_heads + kv_heads ? 1 : 2;
+    const int head = part.head - (kind == 0 ? 0 : kind == 1 ? q_heads : q_heads + kv_heads);
+    const int heads = kind == 0 ? q_heads : kv_heads;
+    const uint16_t* from = kind == 0 ? q_plain : kind == 1 ? k_plain : v;
+    const int64_t element = (part.row * heads + head) * head_dim + part.dim;
+    const int position = mine ? positions[part.row] : 0;
+    float values[8];
+    fetch(from + element, mine, values);
+    // Heads of every kind may meet in one warp: all of its lanes take part in every exchange.
+    float normed[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) normed[i] = values[i];
+    normalise(normed, kind == 1 ? k_weight : q_weight, kind == 1 ? k_type : q_type, part.dim, head_dim, lanes, eps);
+    const bool first = part.dim < half, rotated = part.dim < 2 * half;
+    float turned[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        const float other = __shfl_xor_sync(~0u, normed[i], half / 8);
+        float sine = 0.0f, cosine = 1.0f;
+        if (rotated) rotation(position, inv_freq[part.dim % half + i], rope_scale, sine, cosine);
+        turned[i] = kind == 2 ? values[i] : normed[i] * cosine + (first ? -other : other) * sine;
+    }
+    if (!mine) return;
+    if (kind == 0) {
+        store(q + element, turned);
+        return;
+    }
+    const int64_t slot = static_cast<int64_t>(row_slot[token_row[part.row]]) * slot_stride;
+    const int page = slots[slot + table_offset + position / page_tokens];
+    const int64_t at = page_element(page, kind - 1, head, position % page_tokens, kv_heads, page_tokens, head_dim);
+    store(cache + at + part.dim, turned);
+}
