@@ -88,8 +88,9 @@ def rms_norm(rng: Rng, large: bool) -> Iterator[Trial]:
 
 
 def add(rng: Rng, large: bool) -> Iterator[Trial]:
-    """Residual sums."""
-    return _rowwise(rng, large, ("x", "z"), residual=("x", "y"))
+    """Residual sums, and sums of activations."""
+    yield from _rowwise(rng, large, ("x", "z"), residual=("x", "y"))
+    yield from _rowwise(rng, large, ("x", "z"))
 
 
 def bias_add(rng: Rng, large: bool) -> Iterator[Trial]:
