@@ -35,6 +35,11 @@ EXPECTED = {
     "norm_gate_up": {COPIES, PRODUCTS, EARLY},
     "linear_gemm": {COPIES, PRODUCTS, MATRICES},
     "atlas_plugin_hopper:linear_gemm": {COPIES, WIDE_PRODUCTS},
+    "norm_route": {COPIES, PRODUCTS, EARLY},
+    "moe_gate_up": {COPIES, PRODUCTS, EARLY},
+    "moe_down": {COPIES, PRODUCTS, EARLY},
+    "moe_gemm": {COPIES, PRODUCTS, MATRICES},
+    "atlas_plugin_hopper:moe_gemm": {COPIES, WIDE_PRODUCTS},
     "paged_decode": {COPIES, PRODUCTS},
     "paged_prefill": {COPIES, PRODUCTS, MATRICES},
 }

@@ -76,7 +76,8 @@ def _rowwise(
             shapes: dict[str, Shape] = dict.fromkeys((*names, "y"), (dim, features))
             shapes |= {weight: (features,)} if weight else {}
             scaled = "" if scale == 1.0 else f" scale={scale:g}"
-            label = f"features={features} {_count(lives[0])}{scaled}"
+            stream = " residual" if residual else ""
+            label = f"features={features} {_count(lives[0])}{scaled}{stream}"
             yield pair(label, lives, shapes, make, fixed=fixed, attrs=attrs, dtypes=dict.fromkeys(residual, DType.F32))
 
 

@@ -109,7 +109,7 @@ class HeadsRopeAppend(Implementation):
         args = [
             ptr(context.counts), *addresses(context, *names), layer_address(need, context), *addresses(context, "q"),
             *(i32(v) for v in (attrs["q_heads"], attrs["kv_heads"], dim, need.operands["inv_freq"].shape[0], lanes)),
-            i32(attrs["page_tokens"]), i32(attrs["slot_stride"]), i32(attrs["table_offset"]), f32(attrs["eps"]),
+            i32(attrs["page_tokens"]), i32(attrs["slot_stride"]), i32(attrs["table_offset"]), f32(attrs["head_eps"]),
             f32(attrs["rope_scale"]), vector_type(need, "q_norm"), vector_type(need, "k_norm"),
         ]  # fmt: skip
         heads = attrs["q_heads"] + 2 * attrs["kv_heads"]

@@ -1,5 +1,6 @@
 // A few tokens' choices of experts, sorted by every block for itself: a list of units, each an expert with up to
-// UNIT_TOKENS of its tokens. The order of tokens within a unit may differ between blocks and runs; no result depends on it.
+// UNIT_TOKENS of its tokens. All blocks have the same units; the order of tokens within one may differ between blocks and
+// runs, and no result depends on it.
 #pragma once
 #include "device.cuh"
 
@@ -73,6 +74,7 @@ struct Units {
                 order[(counts[choice[c] & 0xffff] & 0xffff) + (choice[c] >> 16)] = static_cast<uint16_t>(c);
             }
             count = counts[experts] >> 16;
+            if (live > UNIT_TOKENS) divide(routed);
         }
         if (shared) {
             for (int t = threadIdx.x; t < live; t += MOE_THREADS) {
@@ -88,6 +90,22 @@ struct Units {
     }
 
   private:
+    // Where an expert has several units, its choices ascend.
+    __device__ void divide(int routed) {
+        __syncthreads();
+        for (int c = threadIdx.x; c < routed; c += MOE_THREADS) {
+            const int expert = choice[c] & 0xffff, first = counts[expert] & 0xffff, end = counts[expert + 1] & 0xffff;
+            if (end - first <= UNIT_TOKENS) continue;
+            int place = 0;
+            for (int at = first; at < end; ++at) place += order[at] < c;
+            choice[c] = expert | place << 16;
+        }
+        __syncthreads();
+        for (int c = threadIdx.x; c < routed; c += MOE_THREADS) {
+            order[(counts[choice[c] & 0xffff] & 0xffff) + (choice[c] >> 16)] = static_cast<uint16_t>(c);
+        }
+    }
+
     // One warp turns counts into running sums.
     __device__ void scan(int experts) const {
         int before = 0;
