@@ -12,10 +12,13 @@ from atlas_core.server.background import in_background
 from atlas_core.server.options import ServerOptions
 from atlas_core.server.ports import OnProgress, Reporter, Service
 from atlas_core.server.run import bind_socket, check_tls, is_loopback, run
+from atlas_core.server.store.opening import open_store
+from atlas_core.server.store.port import StoreLimits
 from atlas_core.settings import Settings
 from atlas_core.vocab.errors import UsageError
 from atlas_core.vocab.messages import Progress
 
+_DAY_S = 86_400.0
 _BUILD = "atlas_core.assembly.engine:build_engine"
 
 
@@ -29,7 +32,9 @@ def serve(settings: Settings, registry: Registry, reporter: Reporter) -> int:
     options = ServerOptions.of(settings)
     if options.tls is not None:
         check_tls(*options.tls)
-    application = Application(lambda progress: bring_up(settings, registry, progress), options, reporter)
+    limits = StoreLimits(settings.store_max_entries, settings.store_max_bytes, settings.store_retention * _DAY_S)
+    store = open_store(settings.store, limits)
+    application = Application(lambda progress: bring_up(settings, registry, progress), options, reporter, store)
     listener = bind_socket(settings.bind, settings.port)
     if not application.keys.asks and not is_loopback(listener):
         reporter.notice(

@@ -185,6 +185,21 @@ class Settings:
     tls_key: str | None = _option(
         None, text("FILE"), "Server", "Private key of the certificate, PEM, without a password.", unset="plain HTTP"
     )
+    store: str = _option(
+        "memory",
+        text("PATH|memory"),
+        "Server",
+        "Where responses and conversations are kept: a file that outlives the server, or memory.",
+    )
+    store_max_entries: int = _option(
+        10_000, integer(1), "Server", "Most responses and conversations kept; the oldest are forgotten first."
+    )
+    store_max_bytes: int = _option(
+        256 * 2**20, size(), "Server", "Most bytes of responses and conversations kept; the oldest are forgotten first."
+    )
+    store_retention: int = _option(
+        30, integer(1, 36500), "Server", "Days after which a response or conversation is forgotten."
+    )
     drain_timeout: float = _option(15.0, seconds(), "Server", "How long running requests may finish after SIGTERM.")
     log_level: str = _option(
         "info", choice("debug", "info", "warning", "error"), "Server", "Least serious message to log."
