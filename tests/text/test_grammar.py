@@ -11,7 +11,8 @@ from atlas_core.contracts.dialect import ReasoningSyntax, Tool
 from atlas_core.text.dialect import forced
 from atlas_core.text.dialect.tags import MINIMAX, QWEN3_CODER
 from atlas_core.text.grammar import check, json_grammar, whole_grammar
-from atlas_core.text.json_schema import ANNOTATIONS, ENFORCED, MAX_BYTES, checked
+from atlas_core.text.json_schema import MAX_BYTES
+from atlas_core.text.schema.keywords import ANNOTATIONS, FIRST_CLASS
 from atlas_core.vocab.errors import RequestError
 
 
@@ -27,7 +28,8 @@ def refused(schema):
     [
         ({"type": "string", "pattern": "^(?!x).*$"}, "pattern", "#/pattern"),
         ({"type": "string", "pattern": "^(a$"}, "pattern", "#/pattern"),
-        ({"type": "integer", "not": {"const": 3}}, "not", "#/not"),
+        ({"type": "number", "not": {"multipleOf": 3}}, "multipleOf", "#/not/multipleOf"),
+        ({"type": "array", "contains": {"type": "null"}}, "contains", "#/contains"),
         (
             {"properties": {"a/b": {"items": {"uniqueItems": True}}}},
             "uniqueItems",
@@ -35,7 +37,7 @@ def refused(schema):
         ),
         ({"$ref": "https://example.org/s.json"}, "$ref", "#/$ref"),
         ({"$ref": "#/$defs/missing"}, "$ref", "#/$ref"),
-        ({"allOf": [{}, {"if": {}}]}, "if", "#/allOf/1/if"),
+        ({"allOf": [{}, {"dependencies": {}}]}, "dependencies", "#/allOf/1/dependencies"),
         ({"$defs": {"x": {"format": "regex"}}}, "format", "#/$defs/x/format"),
         ({"type": "strin"}, "type", "#/type"),
         ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "oneOf", "#/oneOf"),
@@ -76,12 +78,13 @@ def test_two_conditions_that_cannot_hold_together_are_refused():
 
 def test_one_of_branches_that_exclude_one_another():
     shapes = [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}]
-    branch = {"type": "object", "required": ["kind"]}
+    branch = {"type": "object", "required": ["kind"], "additionalProperties": False}
     defs = {name: {**branch, "properties": {"kind": {"const": name}}} for name in "ab"}
-    assert checked({"oneOf": shapes, "$defs": defs}, "f", lambda pattern: "")["anyOf"] == shapes
+    grammar = whole_grammar([json_grammar({"oneOf": shapes, "$defs": defs}, "f")], None, "closed")
+    assert [accepts(grammar, f'{{"kind": "{kind}"}}') for kind in "abc"] == [True, True, False]
     defs["b"]["properties"]["kind"] = {"enum": ["a", "b"]}
-    with pytest.raises(RequestError):
-        checked({"oneOf": shapes, "$defs": defs}, "f", lambda pattern: "")
+    grammar = whole_grammar([json_grammar({"oneOf": shapes, "$defs": defs}, "f")], None, "closed")
+    assert [accepts(grammar, f'{{"kind": "{kind}"}}') for kind in "abc"] == [False, True, False]
 
 
 def test_annotations_are_left_out_and_change_nothing():
@@ -90,7 +93,7 @@ def test_annotations_are_left_out_and_change_nothing():
     noted |= dict.fromkeys(ANNOTATIONS, "<b>\n" * 1000) | {"x-order": 3}
     noted["properties"]["a"]["description"] = '"quotes" </tool_call>'
     assert json_grammar(noted, "f") == json_grammar(plain, "f")
-    assert not ANNOTATIONS & ENFORCED
+    assert not ANNOTATIONS & FIRST_CLASS
 
 
 THINK = ReasoningSyntax("<think>", "</think>")
@@ -191,7 +194,7 @@ def test_a_thought_stands_before_the_form(state, text, good):
 
 
 JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=4), lambda inner: st.lists(inner, max_size=3)
-                    | st.dictionaries(st.sampled_from(sorted(ENFORCED | {"not", "if"})) | st.text(max_size=3), inner, max_size=4))  # fmt: skip
+                    | st.dictionaries(st.sampled_from(sorted(FIRST_CLASS | {"not", "if"})) | st.text(max_size=3), inner, max_size=4))  # fmt: skip
 
 
 @given(schema=JSON)

@@ -3,25 +3,34 @@
 import json
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, NoReturn
 
 from llguidance import LLMatcher
 
 from atlas_core.contracts.dialect import ReasoningSyntax
 from atlas_core.text.dialect.thought import Opening
 from atlas_core.text.json_schema import checked
+from atlas_core.text.schema.keywords import Unenforceable
 from atlas_core.vocab.errors import RequestError
 
 MAX_BYTES = 1 << 19
 """Of a whole grammar."""
 _WHITESPACE = "[ \\t\\n\\r]{0,40}"
 """Between tokens of JSON; without a limit a model can write blanks for ever."""
+_QUESTIONS = 2_000
+"""About regular expressions, for one schema."""
+_OPTIONS = {"whitespace_pattern": _WHITESPACE, "json_allowed_escapes": 'nrbtf\\"'}
+"""Without escapes by number: the compiler lets them spell the names of members that have a schema of their own."""
 _BREAKS = "/[ \\n]{0,4}/"
 
 
 def json_rule(schema: Any, field: str) -> str:
     """A Lark term for JSON that satisfies ``schema``. Raises RequestError that names keyword and place, see json_schema."""
-    return "%json " + json.dumps(_json(schema, field))
+    try:
+        asked = json.dumps(schema)
+    except (ValueError, TypeError, RecursionError):
+        _refuse(field, "its schema is nested too deeply, or no JSON")
+    return _json_rule(asked, field)
 
 
 def json_grammar(schema: Any, field: str) -> str:
@@ -69,15 +78,37 @@ def _problem(grammar: str) -> str:
     return " ".join(messages)[:500] if failed else ""
 
 
-def _pattern_error(pattern: str) -> str:
-    return _problem(LLMatcher.grammar_from_json_schema(json.dumps({"type": "string", "pattern": pattern})))
+class _Patterns:
+    """A schema.cases.Patterns that asks the compiler, and not too often."""
+
+    def __init__(self) -> None:
+        self._asked = 0
+
+    def error(self, pattern: str) -> str:
+        return self._problem({"pattern": pattern})
+
+    def matches(self, patterns: Sequence[str], text: str) -> bool:
+        return not patterns or not self._problem({"enum": [text], "allOf": [{"pattern": one} for one in patterns]})
+
+    def disjoint(self, first: str, second: str) -> bool:
+        return bool(self._problem({"allOf": [{"pattern": first}, {"pattern": second}]}))
+
+    def _problem(self, limits: Mapping[str, Any]) -> str:
+        """Why there are no texts of such a schema; empty when there are."""
+        self._asked += 1
+        if self._asked > _QUESTIONS:
+            raise Unenforceable("it has too many regular expressions and names")
+        return _problem(LLMatcher.grammar_from_json_schema(json.dumps({"type": "string", **limits})))
 
 
-def _json(schema: Any, field: str) -> dict[str, Any]:
-    return {**checked(schema, field, _pattern_error), "x-guidance": {"whitespace_pattern": _WHITESPACE}}
+@lru_cache(maxsize=64)
+def _json_rule(schema: str, field: str) -> str:
+    """As json_rule, of a schema as text: agents send the same ones with every request."""
+    found = checked(json.loads(schema), field, _Patterns())
+    return "%json " + json.dumps({**found, "x-guidance": _OPTIONS})
 
 
-def _refuse(field: str, why: str) -> None:
+def _refuse(field: str, why: str) -> NoReturn:
     raise RequestError(
         f"{field} is no grammar that can be enforced", why, "simplify it", field=field, code="invalid_grammar"
     )
