@@ -1,7 +1,10 @@
-"""``GET /v1/models``: every name that the model answers to."""
+"""``GET /v1/models``: every name that the model answers to, in the shape of whoever asks."""
 
+from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -11,10 +14,11 @@ from atlas_core.server.endpoint import unknown_model
 from atlas_core.server.lifecycle import Lifecycle
 from atlas_core.server.ports import Service
 from atlas_core.server.routes import Operation
+from atlas_core.vocab.errors import RequestError
 
 
 class Models:
-    """The list, and one entry of it."""
+    """The list, and one entry of it. Anthropic's clients give themselves away by a header."""
 
     def __init__(self, lifecycle: Lifecycle) -> None:
         self._lifecycle = lifecycle
@@ -24,17 +28,22 @@ class Models:
         return [
             Operation(
                 path="/v1/models", endpoint=self.all, summary="Every name that the model answers to", tag="Models",
-                answer=shapes.ModelList,
+                query=shapes.ModelQuery, answer=shapes.ModelList, anthropic=shapes.ModelPage,
             ),
             Operation(
                 path="/v1/models/{id:path}", endpoint=self.one, summary="One model", tag="Models", answer=shapes.Model,
+                anthropic=shapes.ModelInfo,
             ),
         ]  # fmt: skip
 
     async def all(self, request: Request) -> Response:
-        """Every name as a model. Raises EngineError when the model is not ready."""
+        """Every name as a model. Raises EngineError when the model is not ready, RequestError for a page that cannot be."""
         service = self._lifecycle.service()
-        return json_response({"object": "list", "data": [_entry(service, name) for name in service.model.names]})
+        if "anthropic-version" not in request.headers:
+            return json_response({"object": "list", "data": [_entry(service, name) for name in service.model.names]})
+        names, more = page(service.model.names, request.query_params)
+        ends = {"first_id": names[0] if names else None, "last_id": names[-1] if names else None}
+        return json_response({"data": [_info(service, name) for name in names], "has_more": more, **ends})
 
     async def one(self, request: Request) -> Response:
         """One model. Raises RequestError of kind not_found for a name that it has not."""
@@ -42,7 +51,28 @@ class Models:
         name = request.path_params["id"]
         if name not in service.model.names:
             raise unknown_model(name, service.model)
-        return json_response(_entry(service, name))
+        return json_response((_info if "anthropic-version" in request.headers else _entry)(service, name))
+
+
+def page(names: tuple[str, ...], query: Mapping[str, str]) -> tuple[tuple[str, ...], bool]:
+    """At most ``limit`` of ``names`` behind ``after_id``, or next to it before ``before_id``; and whether there are more there.
+
+    Raises RequestError that names the field.
+    """
+    try:
+        asked = msgspec.convert(dict(query), shapes.ModelQuery, strict=False)
+    except msgspec.ValidationError as error:
+        raise _invalid("limit", str(error)) from None
+    if asked.before_id is not None and asked.after_id is not None:
+        raise _invalid("before_id", "after_id is given too")
+    for field, name in (("before_id", asked.before_id), ("after_id", asked.after_id)):
+        if name is not None and name not in names:
+            raise _invalid(field, "there is no such model")
+    if asked.before_id is not None:
+        left = names[: names.index(asked.before_id)]
+        return left[-asked.limit :], len(left) > asked.limit
+    left = names if asked.after_id is None else names[names.index(asked.after_id) + 1 :]
+    return left[: asked.limit], len(left) > asked.limit
 
 
 def _entry(service: Service, name: str) -> dict[str, Any]:
@@ -55,3 +85,20 @@ def _entry(service: Service, name: str) -> dict[str, Any]:
         "parent": None,
         "max_model_len": service.engine.info.max_seq_len,
     }
+
+
+def _info(service: Service, name: str) -> dict[str, Any]:
+    context = service.engine.info.max_seq_len
+    return {
+        "id": name,
+        "type": "model",
+        "display_name": name,
+        "created_at": datetime.fromtimestamp(service.model.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "lifecycle": "active",
+        "max_input_tokens": context - 1,
+        "max_tokens": context,
+    }
+
+
+def _invalid(field: str, why: str) -> RequestError:
+    return RequestError(f"{field} is not valid", why, "", field=field, code="invalid_value")

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from atlas_core.server.errors import ANTHROPIC
 from atlas_core.server.routes import EVENTS, JSON, TEXT, Operation, RouteTable
 
 _REF = "#/components/schemas/{name}"
@@ -44,6 +45,8 @@ def _types(operation: Operation) -> Iterator[Any]:
     yield from operation.also.values()
     if operation.media == JSON:
         yield operation.answer
+    if operation.anthropic is not None:
+        yield from (operation.anthropic, ANTHROPIC.schema)
 
 
 def _operation(
@@ -56,6 +59,17 @@ def _operation(
         "responses": _responses(operation, known),
     }
     parameters = [*_path_parameters(operation), *_query_parameters(operation, known, components)]
+    if operation.anthropic is not None:
+        about = "Asks for the answer in Anthropic's shape, whatever it is."
+        parameters.append(
+            {
+                "name": "anthropic-version",
+                "in": "header",
+                "required": False,
+                "schema": {"type": "string"},
+                "description": about,
+            }
+        )
     if parameters:
         found["parameters"] = parameters
     if operation.body is not None:
@@ -96,7 +110,7 @@ def _query_parameters(
 def _responses(operation: Operation, known: Mapping[int, Any]) -> dict[str, Any]:
     content: dict[str, Any] = {TEXT: {"schema": {"type": "string"}}}
     if operation.media == JSON:
-        content = {JSON: {"schema": known[id(operation.answer)]}}
+        content = {JSON: {"schema": _either(operation.answer, operation.anthropic, known)}}
     if operation.events is not None:
         # OpenAPI 3.1 has no word for the schema of one event; 3.2 calls it itemSchema.
         content[EVENTS] = {"schema": {"type": "string"}, "x-event-schema": known[id(operation.events)]}
@@ -109,11 +123,15 @@ def _responses(operation: Operation, known: Mapping[int, Any]) -> dict[str, Any]
         found[str(status)] = {"description": _phrase(status), "headers": id_headers, "content": content}
     for status in operation.all_statuses:
         headers = id_headers | ({"retry-after": _RETRY_AFTER} if status == HTTPStatus.TOO_MANY_REQUESTS else {})
-        error: Any = known[id(operation.errors.schema)]
+        error = _either(operation.errors.schema, operation.anthropic and ANTHROPIC.schema, known)
         found[str(status)] = {
             "description": _phrase(status), "headers": headers, "content": {JSON: {"schema": error}},
         }  # fmt: skip
     return found
+
+
+def _either(kind: Any, other: Any, known: Mapping[int, Any]) -> Any:
+    return known[id(kind)] if other is None else {"anyOf": [known[id(kind)], known[id(other)]]}
 
 
 def _phrase(status: int) -> str:

@@ -23,7 +23,8 @@ class Operation:
     are the schemas of what it reads; ``answer`` is the schema of what it answers with ``status``, in ``media``. ``events`` is that of
     one event, where it can stream. ``also`` has the schemas of further answers that are no errors, by status; ``statuses`` are further ones that only this endpoint knows; those that follow from what it reads
     and needs are added to them (see ``all_statuses``). ``needs_model`` is false where loading makes no difference. ``open`` asks for
-    no key, and ``metered`` says whether rate limits count it. ``errors`` is how its errors are told.
+    no key, and ``metered`` says whether rate limits count it. ``errors`` is how its errors are told. ``anthropic`` is the schema of the
+    answer to requests with the header anthropic-version, where that is another one; their errors are told as Anthropic's.
     """
 
     path: str
@@ -44,6 +45,7 @@ class Operation:
     open: bool = False
     metered: bool = True
     errors: ErrorFace = field(default=OPENAI)
+    anthropic: Any = None
 
     @property
     def all_statuses(self) -> list[int]:

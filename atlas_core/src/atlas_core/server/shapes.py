@@ -1,8 +1,8 @@
 """The shapes of answers, for the API document. Answers are built where they are made; tests hold them against these."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 Finish = Literal["stop", "length", "tool_calls", "content_filter", "function_call"]
 
@@ -202,6 +202,35 @@ class Piece(Struct):
 
     id: int
     piece: str | list[int]
+
+
+class ModelInfo(Struct):
+    """A name that the model answers to, as Anthropic tells it. Prompt and answer share the context, ``max_tokens``."""
+
+    id: str
+    type: Literal["model"]
+    display_name: str
+    created_at: str
+    lifecycle: Literal["active"]
+    max_input_tokens: int
+    max_tokens: int
+
+
+class ModelPage(Struct):
+    """Some of the names; ``has_more`` says whether there are others in the direction that was asked for."""
+
+    data: list[ModelInfo]
+    has_more: bool
+    first_id: str | None
+    last_id: str | None
+
+
+class ModelQuery(Struct):
+    """``before_id`` and ``after_id`` are names; without the header anthropic-version all are listed, and none of these counts."""
+
+    limit: Annotated[int, Meta(ge=1, le=1000)] = 20
+    before_id: str | None = None
+    after_id: str | None = None
 
 
 class Tokenized(Struct):
