@@ -162,6 +162,20 @@ def test_gauges_tell_the_load_after_each_step():
     assert gauges[-1] == Gauges(0, 0, 0, 96, len(gauges), 0)
 
 
+def test_the_first_token_tells_when_the_first_step_began():
+    session = Session()
+    times = iter(range(1000))
+    session.engine._clock = lambda: next(times)
+    session.send(*(request(str(i), range(3), max_tokens=3, ignore_eos=True) for i in range(5)))
+    session.run()
+    started = [[delta.started for delta in session.deltas(str(i))] for i in range(5)]
+    assert [rest for _, *rest in started] == [[None, None]] * 5
+    firsts = [first for first, *_ in started]
+    assert firsts == sorted(firsts)
+    assert firsts[0] == firsts[1] < firsts[2] < firsts[4]  # two are begun at once, the last waits for a slot
+    assert session.engine._unstarted == {}
+
+
 @pytest.mark.parametrize(
     ("bad", "kind", "field"),
     [

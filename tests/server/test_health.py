@@ -2,15 +2,17 @@ import asyncio
 import json
 import logging
 import re
+from dataclasses import replace
 
 import httpx
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from atlas_core import __version__
 from atlas_core.server.options import ServerOptions
 from atlas_core.server.ports import Service
 from atlas_core.vocab.errors import CheckpointError
-from atlas_core.vocab.messages import Progress
+from atlas_core.vocab.messages import Gauges, Progress
 
 
 def samples(server):
@@ -155,6 +157,71 @@ def test_metrics(serve, kit):
     assert samples(server)["atlas_kv_usage_ratio"] == 4 * 16 / 1024
     assert samples(server)["atlas_requests_running"] == 4
     server.engine.running = 0
+
+
+def test_times_of_a_sequence(serve, kit):
+    def answer(request):
+        found = kit.deltas(request)
+        return [replace(found[0], started=request.arrival + 0.001), *found[1:]]
+
+    server = serve(kit.engine(answer=answer, prefill=0.02, delay=0.002))
+    server.chat(max_tokens=11)
+    server.chat(max_tokens=1)
+    kit.until(lambda: samples(server)["atlas_sequence_latency_seconds_count"] == 2)
+    found = samples(server)
+    assert found["atlas_request_queue_seconds_sum"] == pytest.approx(0.002)
+    assert found["atlas_request_prefill_seconds_count"] == 2
+    assert found["atlas_request_prefill_seconds_sum"] >= 2 * 0.02
+    assert found["atlas_request_decode_seconds_sum"] >= 10 * 0.002
+    assert found["atlas_time_per_output_token_seconds_count"] == 1
+    each = found["atlas_time_per_output_token_seconds_sum"]
+    assert each == pytest.approx(found["atlas_request_decode_seconds_sum"] / 10)
+    whole = found["atlas_sequence_latency_seconds_sum"]
+    parts = ("queue", "prefill", "decode")
+    assert whole == pytest.approx(sum(found[f"atlas_request_{part}_seconds_sum"] for part in parts))
+
+
+def test_the_cache_is_told_before_the_first_step(serve, kit, monkeypatch):
+    monkeypatch.setattr(kit.engine, "gauges", Gauges())
+    monkeypatch.setattr(kit.engine, "info", replace(kit.engine().info, page_tokens=16, kv_tokens=2048))
+    found = samples(serve())
+    label = 'max_batch_size="8",max_seq_len="512",page_tokens="16",pages="128"'
+    assert found[f"atlas_cache_config_info{{{label}}}"] == 1
+    assert (found["atlas_kv_tokens_total"], found["atlas_kv_usage_ratio"]) == (2048, 0)
+
+
+def test_names_of_another_server(serve, kit):
+    server = serve(kit.engine(delay=0.001), metrics_aliases=("vllm",))
+    server.chat(max_tokens=3)
+    kit.until(lambda: samples(server)["atlas_sequence_latency_seconds_count"] == 1)
+    found = samples(server)
+    model = 'model_name="tiny"'
+    own = {
+        "num_requests_running": "requests_running", "num_requests_waiting": "requests_waiting",
+        "kv_cache_usage_perc": "kv_usage_ratio", "prompt_tokens_total": "prompt_tokens_total",
+        "prefix_cache_queries_total": "prompt_tokens_total", "prefix_cache_hits_total": "cached_tokens_total",
+        "generation_tokens_total": "generation_tokens_total", "num_preemptions_total": "preemptions_total",
+        "time_to_first_token_seconds_count": "time_to_first_token_seconds_count",
+        "inter_token_latency_seconds_sum": "inter_token_latency_seconds_sum",
+        "e2e_request_latency_seconds_sum": "sequence_latency_seconds_sum",
+        "request_queue_time_seconds_count": "request_queue_seconds_count",
+        "request_prefill_time_seconds_count": "request_prefill_seconds_count",
+        "request_decode_time_seconds_count": "request_decode_seconds_count",
+        "request_time_per_output_token_seconds_count": "time_per_output_token_seconds_count",
+    }  # fmt: skip
+    assert {name: found[f"vllm:{name}{{{model}}}"] for name in own} == {
+        name: found[f"atlas_{ours}"] for name, ours in own.items()
+    }
+    assert found[f'vllm:request_success_total{{finished_reason="length",{model}}}'] == 1
+    assert found[f'vllm:time_to_first_token_seconds_bucket{{le="+Inf",{model}}}'] == 1
+    assert any(name.startswith("vllm:cache_config_info{block_size=") for name in found)
+    assert not [name for name in found if name.startswith("vllm:") and "_created" in name]
+    families = {family.name for family in text_string_to_metric_families(server.http.get("/metrics").text)}
+    assert {"vllm:num_requests_running", "atlas_requests_running"} <= families
+
+
+def test_no_other_names_unless_asked_for(serve):
+    assert "vllm" not in serve().http.get("/metrics").text
 
 
 @pytest.mark.parametrize("as_json", [False, True])

@@ -100,7 +100,8 @@ def engine_of(built: Built, registry: Registry, ledger: Ledger) -> Engine:
     limits = built.limits
     info = Ready(
         limits.max_seq_len, limits.layout.slots, limits.vocab_size, _fingerprint(registry, built), tuple(ledger.entries),
-        tuple((term.name, term.nbytes) for term in built.budget.terms),
+        tuple((term.name, term.nbytes) for term in built.budget.terms), limits.page_tokens if limits.pages else 0,
+        min(limits.pages, default=0) * limits.page_tokens,
     )  # fmt: skip
     eos = end_tokens(built.model)
     return Engine(

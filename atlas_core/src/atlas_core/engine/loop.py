@@ -97,6 +97,7 @@ class Engine:
         self._inbox: Inbox = SimpleQueue()
         self._outputs: dict[str, Output] = {}
         self._answers: dict[str, Answer] = {}
+        self._unstarted: dict[str, Output] = {}
         self._compiling: dict[str, tuple[Generate, Output]] = {}
         self._flight: deque[tuple[StepPlan, Any]] = deque()
         self._deltas: list[Delta] = []
@@ -201,7 +202,7 @@ class Engine:
         limited = request.thinking is not None and request.thinking.budget is not None
         answer = Answer(matcher, request.thinking, output) if matcher is not None or limited else None
         self._scheduler.submit(request, seed=seed, stop_ids=output.stop_ids, restriction=answer)
-        self._outputs[request.id] = output
+        self._outputs[request.id] = self._unstarted[request.id] = output
         if answer is not None:
             self._answers[request.id] = answer
 
@@ -228,6 +229,8 @@ class Engine:
         """
         plan = self._scheduler.schedule()
         if plan is not None:
+            if self._unstarted:
+                self._note_start(plan)
             self._flight.append((plan, self._runner.launch(plan)))
             self._steps += 1
         ahead = 1 if self._runner.asynchronous else 0
@@ -239,6 +242,13 @@ class Engine:
             return False
         self._collect()
         return True
+
+    def _note_start(self, plan: StepPlan) -> None:
+        now = self._clock()
+        for sequence in plan.sequences:
+            output = self._unstarted.pop(sequence.id, None)
+            if output is not None:
+                output.started = now
 
     def _collect(self) -> None:
         plan, ticket = self._flight.popleft()
@@ -272,6 +282,7 @@ class Engine:
             self._scheduler.finish(sequence)
         del self._outputs[output.id]
         self._answers.pop(output.id, None)
+        self._unstarted.pop(output.id, None)
         self._deltas.append(delta)
 
     def _gauges(self) -> Gauges:

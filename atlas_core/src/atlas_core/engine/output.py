@@ -46,6 +46,7 @@ class Output:
         """Raises RequestError for an empty stop string. ``eos`` are the model's own end tokens."""
         params = request.sampling
         self.id = request.id
+        self.started: float | None = None
         self.stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else frozenset(eos))
         self._params = params
         self._text = text
@@ -98,7 +99,7 @@ class Output:
         failure = None if error is None else to_failure(error)
         return Delta(
             self.id, tokens, text, positions, finish, stop, self._prompt_tokens, self._count, error=failure,
-            reasoning_tokens=self._thought_tokens,
+            reasoning_tokens=self._thought_tokens, started=self.started if self._count == 1 and tokens else None,
         )  # fmt: skip
 
     def _show(self, piece: str, *, final: bool = False) -> tuple[str, str | None]:

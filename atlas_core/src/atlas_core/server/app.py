@@ -58,7 +58,7 @@ class Application:
         self.options = options
         self.lifecycle = Lifecycle(bring_up, reporter)
         self.gate = Gate()
-        self._metrics = Metrics(self.lifecycle, self.gate)
+        self._metrics = Metrics(self.lifecycle, self.gate, options.metrics_aliases)
         self.url = ""
         self.failed: Callable[[], None] = _nothing
         self._described: Response | None = None

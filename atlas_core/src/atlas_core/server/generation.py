@@ -157,7 +157,7 @@ async def _checked(
 ) -> Deltas:
     """One sequence, measured; its failures are raised."""
     stream = engine.generate(request)
-    last: float | None = None
+    first = last = None
     delta = Delta(request.id)
     reason = "abort"
     try:
@@ -171,7 +171,10 @@ async def _checked(
                 now = clock()
                 metrics.tokens(len(delta.tokens))
                 if last is None:
+                    first = now
                     metrics.first_token(now - request.arrival)
+                    if delta.started is not None:
+                        metrics.started(delta.started - request.arrival, now - delta.started)
                     if record is not None and record.first_token is None:
                         record.first_token = now - request.arrival
                 else:
@@ -179,6 +182,8 @@ async def _checked(
                 last = now
             if delta.finish is not None:
                 reason = delta.finish
+                if first is not None and last is not None:
+                    metrics.answered(last - request.arrival, last - first, delta.completion_tokens - 1)
                 places.free()
                 yield index, delta
                 return

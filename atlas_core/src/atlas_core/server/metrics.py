@@ -1,17 +1,18 @@
 """Prometheus metrics, in a registry of the server's own."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from atlas_core.server.aliases import Aliases
 from atlas_core.server.lifecycle import Lifecycle
 from atlas_core.server.limits import Gate
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-_TTFT = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+_FIRST = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 _GAP = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 0.5, 1.0, 2.5)
 _WHOLE = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 
@@ -19,8 +20,14 @@ _WHOLE = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 6
 class Metrics:
     """Counters and histograms of requests, and the engine's gauges read at scrape time."""
 
-    def __init__(self, lifecycle: Lifecycle, gate: Gate) -> None:
+    def __init__(self, lifecycle: Lifecycle, gate: Gate, aliases: Sequence[str] = ()) -> None:
+        """``aliases``: whose names, beside our own, the metrics have; see server.aliases."""
         self._registry = CollectorRegistry()
+        self._aliases = None
+        if aliases:
+            self._aliases = CollectorRegistry()
+            for name in aliases:
+                self._aliases.register(Aliases(self._registry, name, lifecycle))
         self._registry.register(_EngineGauges(lifecycle, gate))
         self._requests = Counter(
             "atlas_requests", "HTTP requests answered.", ("endpoint", "status"), registry=self._registry
@@ -33,22 +40,26 @@ class Metrics:
             "atlas_cached_tokens", "Prompt tokens that were not computed again.", registry=self._registry
         )
         self._generated = Counter("atlas_generation_tokens", "Tokens generated.", registry=self._registry)
-        self._first = Histogram(
-            "atlas_time_to_first_token_seconds",
-            "From arrival to the first token.",
-            buckets=_TTFT,
-            registry=self._registry,
+        self._first = self._histogram("atlas_time_to_first_token_seconds", "From arrival to the first token.", _FIRST)
+        self._queued = self._histogram("atlas_request_queue_seconds", "From arrival to the first step.", _FIRST)
+        self._prefill = self._histogram(
+            "atlas_request_prefill_seconds", "From the first step to the first token.", _FIRST
         )
-        self._gap = Histogram(
-            "atlas_inter_token_latency_seconds",
-            "Between two tokens of a sequence.",
-            buckets=_GAP,
-            registry=self._registry,
+        self._decode = self._histogram(
+            "atlas_request_decode_seconds", "From the first token of a sequence to its last.", _WHOLE
         )
+        self._each = self._histogram(
+            "atlas_time_per_output_token_seconds", "Mean time of a sequence's tokens after its first.", _GAP
+        )
+        self._sequence = self._histogram("atlas_sequence_latency_seconds", "From arrival to a sequence's end.", _WHOLE)
+        self._gap = self._histogram("atlas_inter_token_latency_seconds", "Between two tokens of a sequence.", _GAP)
         self._whole = Histogram(
             "atlas_request_latency_seconds", "From the head of a request to the end of its answer.", ("endpoint",),
             buckets=_WHOLE, registry=self._registry,
         )  # fmt: skip
+
+    def _histogram(self, name: str, about: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(name, about, buckets=buckets, registry=self._registry)
 
     def request(self, endpoint: str, status: int, seconds: float) -> None:
         """A request was answered. ``endpoint`` is a route, never a path: the number of label values has to be bounded."""
@@ -67,6 +78,18 @@ class Metrics:
         """Time for one token after an earlier one."""
         self._gap.observe(seconds)
 
+    def started(self, queued: float, prefill: float) -> None:
+        """A sequence waited ``queued`` seconds for its first step, and ``prefill`` seconds after that for its first token."""
+        self._queued.observe(queued)
+        self._prefill.observe(prefill)
+
+    def answered(self, whole: float, decode: float, tokens: int) -> None:
+        """A sequence came to its end after ``whole`` seconds, ``decode`` seconds and ``tokens`` tokens after its first token."""
+        self._sequence.observe(whole)
+        self._decode.observe(decode)
+        if tokens:
+            self._each.observe(decode / tokens)
+
     def finished(self, reason: str, prompt_tokens: int, cached_tokens: int) -> None:
         """A sequence ended: stop, length, error or abort."""
         self._finished.labels(reason).inc()
@@ -75,7 +98,7 @@ class Metrics:
 
     def render(self) -> bytes:
         """Everything, in the Prometheus text format."""
-        return generate_latest(self._registry)
+        return generate_latest(self._registry) + (b"" if self._aliases is None else generate_latest(self._aliases))
 
 
 class _EngineGauges(Collector):
@@ -94,13 +117,26 @@ class _EngineGauges(Collector):
         service = self._lifecycle.known
         if service is None:
             return
-        now = service.engine.gauges
+        now, info = service.engine.gauges, service.engine.info
+        total = now.kv_tokens_total or info.kv_tokens
         yield _gauge("atlas_requests_running", "Sequences being computed.", now.running)
         yield _gauge("atlas_requests_waiting", "Sequences waiting for their first step.", now.waiting)
         yield _gauge("atlas_kv_tokens_used", "Cache positions in use.", now.kv_tokens_used)
-        yield _gauge("atlas_kv_tokens_total", "Cache positions there are.", now.kv_tokens_total)
-        usage = now.kv_tokens_used / now.kv_tokens_total if now.kv_tokens_total else 0.0
+        yield _gauge("atlas_kv_tokens_total", "Cache positions there are.", total)
+        usage = now.kv_tokens_used / total if total else 0.0
         yield _gauge("atlas_kv_usage_ratio", "Share of the cache in use, 0 to 1.", usage)
+        pages = total // info.page_tokens if info.page_tokens else 0
+        cache = InfoMetricFamily(
+            "atlas_cache_config", "The cache: tokens of a page, pages, sequences at once, context."
+        )
+        cache.add_metric(
+            (),
+            {
+                "page_tokens": str(info.page_tokens), "pages": str(pages), "max_batch_size": str(info.max_batch_size),
+                "max_seq_len": str(info.max_seq_len),
+            },
+        )  # fmt: skip
+        yield cache
         yield CounterMetricFamily("atlas_steps", "Steps computed.", value=now.steps)
         yield CounterMetricFamily(
             "atlas_preemptions", "Sequences put back to be computed again.", value=now.preemptions

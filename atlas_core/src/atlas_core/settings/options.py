@@ -172,6 +172,9 @@ class Settings:
     )
     require_auth: bool = _option(False, switch(), "Server", "Refuse to start without any key.")
     public_metrics: bool = _option(False, switch(), "Server", "Serve /metrics without a key.")
+    metrics_aliases: tuple[str, ...] = _option(
+        (), many(choice("vllm")), "Server", "Give metrics the names of another server too.", unset="own names only"
+    )
     cors_origin: tuple[str, ...] = _option(
         (),
         many(origin()),

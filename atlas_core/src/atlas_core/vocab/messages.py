@@ -75,6 +75,7 @@ class Delta:
     """What one step adds to one request. ``text`` is what may be shown already (stop strings are held back).
 
     ``stop`` names what ended it: a stop string, or a token id in decimal. Usage counts are totals so far.
+    ``started``, in the first delta with a token only, is when the request's first step began, monotonic time, seconds.
     """
 
     id: str
@@ -88,6 +89,7 @@ class Delta:
     cached_tokens: int = 0
     error: "Failure | None" = None
     reasoning_tokens: int = 0
+    started: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +147,10 @@ class LedgerEntry:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The engine serves. Everything the API process must know about the model that it did not read itself."""
+    """The engine serves. Everything the API process must know about the model that it did not read itself.
+
+    The cache has pages of ``page_tokens`` positions, ``kv_tokens`` in all; 0 where there is none.
+    """
 
     max_seq_len: int
     max_batch_size: int
@@ -153,6 +158,8 @@ class Ready:
     fingerprint: str
     ledger: tuple[LedgerEntry, ...] = ()
     budget: tuple[tuple[str, int], ...] = ()
+    page_tokens: int = 0
+    kv_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
