@@ -8,7 +8,7 @@ from atlas_core.assembly.model import TRANSCODED, Model
 from atlas_core.model.arena import Arena, place
 from atlas_core.model.builder import StepLayout, record
 from atlas_core.model.matching import Pattern
-from atlas_core.model.planner import Bucket, Choices, Context, PlannedSegment, plan
+from atlas_core.model.planner import Bucket, Choices, Context, PlannedSegment, Planner
 from atlas_core.model.program import Program
 from atlas_core.ops.primitives import PRIMITIVES
 from atlas_core.ops.step import SlotLayout
@@ -112,10 +112,11 @@ def _planned(model: Model, machine: Machine, settings: Settings) -> StepPlan:
     patterns = tuple(Pattern.of(fused, PRIMITIVES) for fused in machine.fused)
     context = Context(machine.arch, settings.numerics, layout.activation, weights, machine.implementations, patterns)
     choices = Choices()
+    planner = Planner(program, context, choices)
     planned = []
     limits = make_limits(model, settings, layout, max_seq_len, layout.slots.table_blocks)
     for bucket in buckets(settings, limits, machine.declaration.bucketed):
-        segments = plan(program, bucket, context, choices)
+        segments = planner.plan(bucket)
         planned.append(PlannedBucket(bucket, segments, place(program, segments, bucket)))
     return StepPlan(settings, max_seq_len, layout, program, tuple(planned), choices, weights)
 

@@ -34,7 +34,7 @@ class OpNeed:
     """What one node of the plan asks for. ``tokens``, ``sequences``, ``rows`` are the bucket's largest live counts.
 
     ``max_query`` is the longest query of a sequence in this bucket (1: pure decode). ``numerics`` is exact or fast.
-    ``attrs`` are the node's constants; ``kv`` names the cache layout already chosen for the node's group, if any.
+    ``attrs`` are the node's constants; ``layer`` among them says where in a cache the node works, and is never a reason. ``kv`` names the cache layout already chosen for the node's group, if any.
     """
 
     op: str

@@ -64,6 +64,7 @@ class KernelLibrary:
         self._units: dict[str, dict[str, Unit]] = {}
         self._compiled: dict[str, CompiledLayer | None] = {}
         self._reasons: dict[tuple[str, str], str] = {}
+        self._found: dict[tuple[str, str], CompiledKernel] = {}
         tree.refuse_findings(folder=f"{target.hardware}/{target.model}/{target.quant}")
         for layer in self._layers:
             units = tree.units(target.hardware, layer)
@@ -77,11 +78,15 @@ class KernelLibrary:
         """The compiled entry. Raises KernelError naming op, module, entry, target and the building command when it
         is not declared, not built, or built of other sources than are here now.
         """
+        already = self._found.get((module, entry))
+        if already is not None:
+            return already
         what = f"kernel {entry!r} of module {module!r}" + (f" for op {op}" if op else "") + f" on {self.target}"
         for layer in self._layers:
             unit = self._units[layer].get(module)
             if unit is not None:
-                return self._checked(layer, unit, entry, what)
+                found = self._found[module, entry] = self._checked(layer, unit, entry, what)
+                return found
         known = sorted({name for units in self._units.values() for name in units})
         raise KernelError(
             f"There is no {what}",

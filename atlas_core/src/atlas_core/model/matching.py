@@ -12,15 +12,20 @@ from atlas_core.ops.fused import compose
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """A fused op ready to be matched: its decomposition and the op that it composes."""
+    """A fused op ready to be matched: its decomposition and the op that it composes.
+
+    ``parts`` gives for each operand the primitive that uses it first.
+    """
 
     fused: FusedOp
     op: Op
+    parts: Mapping[str, str]
 
     @classmethod
     def of(cls, fused: FusedOp, ops: Mapping[str, Op]) -> "Pattern":
         """Compose the op. Raises ValueError for an ill-formed decomposition."""
-        return cls(fused, compose(fused, ops))
+        parts = {call.operands[inner]: call.op for call in reversed(fused.body) for inner in call.operands}
+        return cls(fused, compose(fused, ops), parts)
 
 
 class Uses:

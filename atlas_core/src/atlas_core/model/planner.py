@@ -5,7 +5,7 @@ planned decides how each weight is packed and how pages are laid out; later buck
 serves every number of rows.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from atlas_core.contracts.ops import KVLayout, OperandSpec, OpImplementation, OpNeed, Packed
@@ -15,6 +15,9 @@ from atlas_core.vocab.dtype import DType
 from atlas_core.vocab.layout import StorageLayout
 from atlas_core.vocab.resolve import Candidate, Resolution, resolve
 from atlas_core.vocab.verdict import Verdict
+
+_PLACE = "layer"
+"""The attribute that says where in a cache a node works: the one in which the layers of a model differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,24 +88,61 @@ class Context:
 
 
 def plan(program: Program, bucket: Bucket, context: Context, choices: Choices) -> tuple[PlannedSegment, ...]:
-    """Cover every segment; fills ``choices`` where they are still open.
-
-    Raises ResolveError naming the op, its shapes and every implementation's reasons when a node cannot be covered.
-    """
-    planner = _Planner(program, bucket, context, choices)
-    return tuple(PlannedSegment(s.name, planner.cover(s.start, s.end)) for s in program.segments)
+    """Cover every segment for one bucket; see ``Planner.plan``."""
+    return Planner(program, context, choices).plan(bucket)
 
 
-class _Planner:
-    def __init__(self, program: Program, bucket: Bucket, context: Context, choices: Choices) -> None:
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What one implementation says to one need; ``packings`` are asked for only when it accepts."""
+
+    implementation: OpImplementation
+    need: OpNeed
+    verdict: Verdict
+    packings: Mapping[str, Packed]
+
+
+@dataclass(frozen=True, slots=True)
+class _Match:
+    """One way to run what begins at a node: ``pattern`` None is the node itself. ``key`` is equal for nodes of equal needs."""
+
+    node: Node
+    pattern: Pattern | None
+    parts: Mapping[str, str]
+    replaces: tuple[str, ...]
+    key: Hashable
+
+
+class Planner:
+    """Plans one program for many buckets. Layers repeat, so that equal needs are asked about once."""
+
+    def __init__(self, program: Program, context: Context, choices: Choices) -> None:
+        """``choices`` is filled where it is still open."""
         self._program = program
-        self._bucket = bucket
         self._context = context
         self._choices = choices
         self._uses = Uses(program)
         self._patterns = sorted(context.patterns, key=lambda p: -len(p.fused.body))
+        self._by_op: dict[str, list[OpImplementation]] = {}
+        for implementation in context.implementations:
+            self._by_op.setdefault(implementation.op, []).append(implementation)
+        self._matches: dict[tuple[int, int], tuple[_Match, ...]] = {}
+        self._signatures: dict[str, Hashable] = {}
+        self._bucket = Bucket(0, 0, 0, 0, 0)
+        self._answers: dict[Hashable, tuple[_Asked, ...]] = {}
+        self._resolutions: dict[Hashable, Resolution[_Asked]] = {}
 
-    def cover(self, start: int, end: int) -> tuple[Step, ...]:
+    def plan(self, bucket: Bucket) -> tuple[PlannedSegment, ...]:
+        """Cover every segment.
+
+        Raises ResolveError naming the op, its shapes and every implementation's reasons when a node cannot be covered.
+        """
+        self._bucket = bucket
+        self._answers.clear()
+        self._resolutions.clear()
+        return tuple(PlannedSegment(s.name, self._cover(s.start, s.end)) for s in self._program.segments)
+
+    def _cover(self, start: int, end: int) -> tuple[Step, ...]:
         """Steps for nodes [start, end)."""
         steps = []
         while start < end:
@@ -114,59 +154,108 @@ class _Planner:
 
     def _longest(self, start: int, end: int) -> Step:
         refused: list[Candidate] = []
-        best: tuple[int, Step] | None = None
-        for pattern in self._patterns:
-            if best and len(pattern.fused.body) < len(best[1].replaces):
+        best: tuple[int, _Match, Resolution[_Asked]] | None = None
+        for found in self._found(start, end):
+            if best and (len(found.replaces) < len(best[1].replaces) or found.pattern is None):
                 break
-            node = match(pattern, self._program.nodes, start, end, self._uses)
-            if node is None:
-                continue
-            parts = {call.operands[inner]: call.op for call in reversed(pattern.fused.body) for inner in call.operands}
-            resolution = self._resolve(node, parts)
+            resolution = self._resolve(found)
+            if found.pattern is None and resolution.winner is None:
+                node = found.node
+                shapes = ", ".join(f"{name} {list(self._bucket.shape(value))}" for name, value in node.operands.items())
+                resolution.require(
+                    f"no kernel runs {node.op.name} on {self._context.arch} with {self._context.numerics} numerics "
+                    f"({shapes})",
+                    "choose another --hardware or --numerics, or install a plugin that has such a kernel",
+                )
             if resolution.winner is None:
                 refused += resolution.candidates
             elif best is None or resolution.rank > best[0]:
-                best = resolution.rank, self._step(node, parts, pattern, resolution, refused)
-        if best:
-            return best[1]
-        node = self._program.nodes[start]
-        parts = {operand.name: node.op.name for operand in node.op.operands}
-        resolution = self._resolve(node, parts)
-        shapes = ", ".join(f"{name} {list(self._bucket.shape(value))}" for name, value in node.operands.items())
-        resolution.require(
-            f"no kernel runs {node.op.name} on {self._context.arch} with {self._context.numerics} numerics ({shapes})",
-            "choose another --hardware or --numerics, or install a plugin that has such a kernel",
-        )
-        return self._step(node, parts, None, resolution, refused)
+                best = resolution.rank, found, resolution
+        assert best is not None
+        return self._step(best[1], best[2], refused)
 
-    def _resolve(self, node: Node, parts: Mapping[str, str]) -> Resolution[OpImplementation]:
-        candidates = [(i.name, i) for i in self._context.implementations if i.op == node.op.name]
-        return resolve(candidates, lambda implementation: self._ask(implementation, node, parts))
+    def _found(self, start: int, end: int) -> tuple[_Match, ...]:
+        """What may run from ``start`` on: every pattern that matches there, longest first, then the node itself."""
+        known = self._matches.get((start, end))
+        if known is None:
+            fused = [(match(p, self._program.nodes, start, end, self._uses), p) for p in self._patterns]
+            found = [self._match(node, pattern) for node, pattern in fused if node is not None]
+            known = (*found, self._match(self._program.nodes[start], None))
+            self._matches[start, end] = known
+        return known
 
-    def _step(
-        self, node: Node, parts: Mapping[str, str], pattern: Pattern | None, resolution: Resolution[OpImplementation],
-        refused: Sequence[Candidate],
-    ) -> Step:  # fmt: skip
-        implementation = resolution.require(node.op.name, "")
-        need = self._need(node, implementation)
+    def _match(self, node: Node, pattern: Pattern | None) -> _Match:
+        parts = pattern.parts if pattern else {operand.name: node.op.name for operand in node.op.operands}
         replaces = tuple(call.op for call in pattern.fused.body) if pattern else (node.op.name,)
-        packings = self._packings(implementation, node, need)
-        return Step(node, need, implementation, packings, parts, replaces, (*refused, *resolution.rejected))
+        signatures = tuple((name, self._signature(value)) for name, value in node.operands.items())
+        attrs = tuple(item for item in node.attrs.items() if item[0] != _PLACE)
+        key: Hashable = node.op.name, signatures, attrs
+        try:
+            hash(key)
+        except TypeError:  # an attribute that cannot be compared: this node is like no other
+            key = id(node)
+        return _Match(node, pattern, parts, replaces, key)
 
-    def _ask(self, implementation: OpImplementation, node: Node, parts: Mapping[str, str]) -> Verdict:
+    def _signature(self, value: Value) -> Hashable:
+        """What an operand's spec follows from, but for the bucket."""
+        known = self._signatures.get(value.name)
+        if known is None:
+            layout = self._context.layouts[value.name] if value.kind == "weight" else None
+            known = self._signatures[value.name] = (value.kind, value.shape, value.dtype, layout)
+        return known
+
+    def _resolve(self, found: _Match) -> Resolution[_Asked]:
+        settled = tuple(self._settled(name, value, found.parts) for name, value in found.node.operands.items())
+        key = found.key, settled
+        known = self._resolutions.get(key)
+        if known is None:
+            answers = [(asked.implementation.name, asked) for asked in self._ask(found.node, key)]
+            known = resolve(answers, lambda asked: self._verdict(asked, found))
+            # A refusal that names a weight is this node's alone.
+            if all(entry.verdict is asked.verdict for entry, (_, asked) in zip(known.candidates, answers, strict=True)):
+                self._resolutions[key] = known
+        return known
+
+    def _settled(self, name: str, value: Value, parts: Mapping[str, str]) -> str:
+        """The packing or page layout that an operand has already; empty for one that has none yet."""
+        if value.kind == "cache":
+            layout = self._choices.caches.get(value.name)
+            return layout.name if layout else ""
+        if value.kind == "weight":
+            packed = self._choices.packings.get((value.name, parts[name]))
+            return packed.name if packed else ""
+        return ""
+
+    def _step(self, found: _Match, resolution: Resolution[_Asked], refused: Sequence[Candidate]) -> Step:
+        asked, node = resolution.require(found.node.op.name, ""), found.node
+        need = replace(asked.need, attrs=node.attrs) if _PLACE in node.attrs else asked.need
+        rejected = (*refused, *resolution.rejected)
+        return Step(node, need, asked.implementation, asked.packings, found.parts, found.replaces, rejected)
+
+    def _verdict(self, asked: _Asked, found: _Match) -> Verdict:
         """An implementation's verdict, given what other nodes and buckets have already settled."""
-        need = self._need(node, implementation)
-        if any(value.kind == "cache" for value in node.operands.values()) and need.kv is None:
-            return Verdict.no(f"cannot use pages of {need.attrs['page_tokens']} tokens laid out as already chosen")
-        verdict = implementation.supports(need)
-        if not verdict.ok:
-            return verdict
-        for operand, packed in self._packings(implementation, node, need).items():
-            weight = node.operands[operand].name
-            settled = self._choices.packings.get((weight, parts[operand]))
+        for operand, packed in asked.packings.items():
+            weight = found.node.operands[operand].name
+            settled = self._choices.packings.get((weight, found.parts[operand]))
             if settled and settled.name != packed.name:
                 return Verdict.no(f"reads {weight} packed as {packed.name}, and it is packed as {settled.name}")
-        return verdict
+        return asked.verdict
+
+    def _ask(self, node: Node, key: Hashable) -> tuple[_Asked, ...]:
+        """Everybody's answer to a node's need."""
+        known = self._answers.get(key)
+        if known is None:
+            known = tuple(self._answer(node, implementation) for implementation in self._by_op.get(node.op.name, ()))
+            self._answers[key] = known
+        return known
+
+    def _answer(self, node: Node, implementation: OpImplementation) -> _Asked:
+        need = self._need(node, implementation)
+        if any(value.kind == "cache" for value in node.operands.values()) and need.kv is None:
+            refusal = f"cannot use pages of {need.attrs['page_tokens']} tokens laid out as already chosen"
+            return _Asked(implementation, need, Verdict.no(refusal), {})
+        verdict = implementation.supports(need)
+        return _Asked(implementation, need, verdict, self._packings(implementation, node, need) if verdict.ok else {})
 
     def _need(self, node: Node, implementation: OpImplementation) -> OpNeed:
         """The need as this implementation would see it: with the settled cache layout, or its own first choice."""

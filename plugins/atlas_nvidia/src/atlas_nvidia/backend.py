@@ -57,6 +57,7 @@ class CudaBackend:
         self._gpu = gpu
         self._closed = False
         self._modules: dict[str, Any] = {}
+        self._kernels: dict[tuple[str, str], CudaKernel] = {}
         self._shared: dict[int, int] = {}
         self._allocated: set[int] = set()
         self._pinned: set[int] = set()
@@ -161,7 +162,13 @@ class CudaBackend:
     # Kernels
 
     def kernel(self, module: str, entry: str) -> CudaKernel:
-        """See GpuBackend."""
+        """See GpuBackend. A module is loaded once, an entry looked up once."""
+        known = self._kernels.get((module, entry))
+        if known is None:
+            known = self._kernels[module, entry] = self._load(module, entry)
+        return known
+
+    def _load(self, module: str, entry: str) -> CudaKernel:
         compiled = self._library.find(module, entry)
         key = str(compiled.path)
         if key not in self._modules:
