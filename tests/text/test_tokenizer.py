@@ -6,7 +6,9 @@ import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atlas_core.contracts.checkpoint import TokenizerSource
+from atlas_core.contracts.checkpoint import BpeTables, TokenizerSource
+from atlas_core.loading.directory import ModelDirectory
+from atlas_core.text.encoder import build_encoder, read_tables, without_special
 from atlas_core.text.tokenizer import Tokenizer
 from atlas_core.vocab.errors import CheckpointError, RequestError
 
@@ -130,3 +132,51 @@ def test_half_a_character_is_refused():
 def test_what_is_not_understood(source, said):
     with pytest.raises(CheckpointError, match=said):
         Tokenizer(source)
+
+
+@pytest.mark.parametrize(
+    "folder", sorted((Path(__file__).parents[1] / "data/tiny").iterdir()), ids=lambda path: path.name
+)
+def test_a_lazy_tokenizer_knows_the_same_before_and_after_it_encodes(folder):
+    source = ModelDirectory(folder).tokenizer()
+    eager, lazy = Tokenizer(source), Tokenizer(source, lazy=True)
+    assert read_tables(source) is not None
+    for _ in range(2):
+        assert lazy.vocab_size == eager.vocab_size
+        assert lazy.special_ids == eager.special_ids
+        assert [lazy.token_bytes(token) for token in range(lazy.vocab_size)] == [
+            eager.token_bytes(token) for token in range(eager.vocab_size)
+        ]
+        assert lazy.encode("Hello <|im_end|> wörld") == eager.encode("Hello <|im_end|> wörld")
+
+
+@pytest.mark.parametrize(
+    "added",
+    [[{"id": 3, "content": "<x>"}], [{"id": 400, "content": "<x>"}], [{"id": 260, "content": "a"}]],
+    ids=["taken", "beyond", "spelt twice"],
+)
+def test_tokens_whose_numbers_contradict_the_vocabulary_are_left_to_the_library(added):
+    changed = pieces(
+        added_tokens=[
+            {**dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False), **entry}
+            for entry in added
+        ]
+    )
+    source = TokenizerSource(json.dumps(changed), {}, {})
+    assert read_tables(source) is None
+    assert Tokenizer(source, lazy=True).token_id(added[0]["content"]) == Tokenizer(source).token_id(added[0]["content"])
+
+
+def test_a_model_in_tables_is_the_one_in_text():
+    document = json.loads(TINY)
+    model = document["model"]
+    tables = BpeTables(
+        model["vocab"], lambda: [tuple(m) if isinstance(m, list) else tuple(m.split(" ")) for m in model["merges"]]
+    )
+    bare = json.dumps(document | {"model": model | {"vocab": {}, "merges": []}})
+    apart = build_encoder(TokenizerSource(bare, {}, {}, tables=tables))
+    whole = build_encoder(TokenizerSource(TINY, {}, {}))
+    assert apart.to_str() == whole.to_str()
+    literal = without_special(apart)
+    assert literal.to_str() == whole.to_str()
+    assert literal.encode("<|im_end|>").ids != whole.encode("<|im_end|>").ids

@@ -2,8 +2,8 @@ import json
 from pathlib import Path
 
 import pytest
-import tokenizers
 
+from atlas_core.text.encoder import build_encoder
 from atlas_core.vocab.errors import CheckpointError
 from atlas_quant_gguf.tokenizer import tokenizer_source
 
@@ -11,7 +11,7 @@ PATH = Path("toy.gguf")
 
 
 def encode(source, text):
-    return tokenizers.Tokenizer.from_str(source.json).encode(text).tokens
+    return build_encoder(source).encode(text).tokens
 
 
 def test_byte_level_with_single_digits(metadata):
@@ -41,7 +41,7 @@ def test_named_templates(metadata):
 )
 def test_pre_tokenizers_cut_the_text(metadata, pre, text, pieces):
     source = tokenizer_source({**metadata(), "tokenizer.ggml.pre": pre}, PATH)
-    pre_tokenizer = tokenizers.Tokenizer.from_str(source.json).pre_tokenizer
+    pre_tokenizer = build_encoder(source).pre_tokenizer
     assert [piece for piece, _ in pre_tokenizer.pre_tokenize_str(text)] == pieces
 
 
@@ -96,7 +96,6 @@ def test_sentencepiece_without_the_blank_in_front(pieces):
         ("tokenizer.ggml.tokens", ["a", "a"], "token_type"),
         ("tokenizer.ggml.tokens", [], "no tokenizer.ggml.tokens"),
         ("tokenizer.ggml.token_type", ["x"], "token_type"),
-        ("tokenizer.ggml.merges", ["h e l"], "not two tokens"),
         ("tokenizer.ggml.eos_token_id", 999, "there are 260 tokens"),
         ("tokenizer.ggml.add_eos_token", True, "add_eos_token"),
         ("tokenizer.chat_template", 5, "not a string"),
@@ -112,3 +111,11 @@ def test_the_same_token_twice(metadata):
     keys["tokenizer.ggml.tokens"][5] = keys["tokenizer.ggml.tokens"][6]
     with pytest.raises(CheckpointError, match="same token twice"):
         tokenizer_source(keys, PATH)
+
+
+def test_a_merge_that_is_not_two_tokens_is_named_when_it_is_needed(metadata):
+    source = tokenizer_source({**metadata(), "tokenizer.ggml.merges": ["h e l"]}, PATH)
+    with pytest.raises(CheckpointError, match="not two tokens"):
+        build_encoder(source)
+    with pytest.raises(CheckpointError, match="no tokenizer.ggml.merges"):
+        tokenizer_source({**metadata(), "tokenizer.ggml.merges": []}, PATH)

@@ -118,7 +118,7 @@ def build(settings: Settings, registry: Registry, ledger: Ledger) -> Built:
             model = open_model(registry, settings, ledger.progress)
             files.callback(model.checkpoint.close)
             plan = make_plan(model, machine, settings)
-            tokenizer = Tokenizer(model.checkpoint.tokenizer())
+            tokenizer = Tokenizer(model.checkpoint.tokenizer(), lazy=True)
         with ledger.phase("device"):
             backend, library = open_backend(machine, model, plan.settings)
             undo.callback(backend.close)

@@ -1,6 +1,6 @@
 """CheckpointReader: one container format (a Hugging Face directory, a GGUF file) as config, tensors and text parts."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -11,9 +11,18 @@ from atlas_core.vocab.verdict import Verdict
 
 
 @dataclass(frozen=True, slots=True)
+class BpeTables:
+    """Tokens by spelling, and the pairs to merge, first ones first; ``merges`` is called when somebody encodes."""
+
+    vocabulary: Mapping[str, int]
+    merges: Callable[[], Sequence[tuple[str, str]]]
+
+
+@dataclass(frozen=True, slots=True)
 class TokenizerSource:
     """``json`` is the text of a tokenizer.json (``tokenizers`` reads it; no other class is consulted).
 
+    A container that keeps a BPE model in another form may leave its ``vocab`` and ``merges`` empty there and give ``tables``.
     ``chat_templates`` maps names to Jinja sources, ``default`` being the usual one. ``special`` holds bos_token, eos_token
     and their like as strings, which templates may print.
     """
@@ -22,6 +31,7 @@ class TokenizerSource:
     chat_templates: Mapping[str, str]
     special: Mapping[str, str]
     add_bos: bool = False
+    tables: BpeTables | None = None
 
 
 class Checkpoint(Protocol):

@@ -1,6 +1,5 @@
 """Text to token ids and back, over one tokenizer.json."""
 
-import json
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -8,9 +7,9 @@ import tokenizers
 
 from atlas_core.contracts.checkpoint import TokenizerSource
 from atlas_core.text.detokenize import Detokenizer
+from atlas_core.text.encoder import CURE as _CURE
+from atlas_core.text.encoder import build_encoder, read_tables, tables_of, without_special
 from atlas_core.vocab.errors import CheckpointError, RequestError
-
-_CURE = "use a checkpoint whose tokenizer.json holds a byte-level or byte-fallback BPE or Unigram model"
 
 
 class Tokenizer:
@@ -19,18 +18,25 @@ class Tokenizer:
     Decoding is the concatenation of every token's own bytes read as UTF-8, so it may be cut anywhere (see Detokenizer).
     """
 
-    def __init__(self, source: TokenizerSource) -> None:
-        """Raises CheckpointError when the tokenizer.json is not understood."""
-        self._json = source.json
-        self._parsing = _load(source.json)
+    def __init__(self, source: TokenizerSource, *, lazy: bool = False) -> None:
+        """Raises CheckpointError when the tokenizer.json is not understood.
+
+        ``lazy`` leaves what only ``encode`` needs, most of the work, to its first call.
+        """
+        self._source = source
+        self._encoder: tokenizers.Tokenizer | None = None
         self._literal: tokenizers.Tokenizer | None = None
-        added = self._parsing.get_added_tokens_decoder()
-        self._added = {token: entry.content for token, entry in added.items()}
-        self.special_ids = frozenset(token for token, entry in added.items() if entry.special)
+        tables = read_tables(source) if lazy else None
+        if tables is None:
+            tables = tables_of(self._encoding(), source)
+        self._ids = tables.ids
+        self._spellings = {number: spelling for spelling, number in tables.ids.items()}
+        self._added = {number: token.content for number, token in tables.added.items()}
+        self.special_ids = frozenset(number for number, token in tables.added.items() if token.special)
         self.special_tokens = frozenset(self._added[token] for token in self.special_ids)
-        self._to_bytes, self._strips_blank = _decoder(json.loads(source.json).get("decoder"))
+        self._to_bytes, self._strips_blank = _decoder(tables.decoder)
         self._cache: dict[int, bytes] = {}
-        self.vocab_size: int = max(self._parsing.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        self.vocab_size: int = max(self._spellings, default=-1) + 1
         self.bos_id = self._special(source, "bos_token")
         self.eos_id = self._special(source, "eos_token")
         if source.add_bos and self.bos_id is None:
@@ -57,7 +63,7 @@ class Tokenizer:
                 "send whole characters",
                 code="invalid_unicode",
             ) from None
-        tokenizer = self._parsing if parse_special else self._without_special()
+        tokenizer = self._encoding() if parse_special else self._without_special()
         ids: list[int] = tokenizer.encode(text, add_special_tokens=add_special).ids
         if add_special and self._add_bos and self.bos_id is not None and ids[:1] != [self.bos_id]:
             ids = [self.bos_id, *ids]
@@ -89,13 +95,12 @@ class Tokenizer:
 
     def token_id(self, token: str) -> int | None:
         """The id of a token by its spelling in the vocabulary."""
-        found: int | None = self._parsing.token_to_id(token)
-        return found
+        return self._ids.get(token)
 
     def _bytes_of(self, token: int) -> bytes:
         if token in self._added:
             return self._added[token].encode("utf-8")
-        spelling = self._parsing.id_to_token(token) if 0 <= token < self.vocab_size else None
+        spelling = self._spellings.get(token)
         if spelling is not None:
             return self._to_bytes(spelling)
         if 0 <= token < self.vocab_size:
@@ -110,12 +115,16 @@ class Tokenizer:
     def _shown(self, token: int, skip_special: bool) -> bytes:
         return b"" if skip_special and token in self.special_ids else self.token_bytes(token)
 
+    def _encoding(self) -> tokenizers.Tokenizer:
+        # Two threads that are first at once both build it, and either result is good.
+        if self._encoder is None:
+            self._encoder = build_encoder(self._source)
+        return self._encoder
+
     def _without_special(self) -> tokenizers.Tokenizer:
         # A tokenizer of its own: switching the shared one would race with other threads' encode.
         if self._literal is None:
-            literal = _load(self._json)
-            literal.encode_special_tokens = True
-            self._literal = literal
+            self._literal = without_special(self._encoding())
         return self._literal
 
     def _special(self, source: TokenizerSource, role: str) -> int | None:
@@ -130,17 +139,6 @@ class Tokenizer:
                 "use the two files of one model",
             )
         return token
-
-
-def _load(text: str) -> tokenizers.Tokenizer:
-    try:
-        tokenizer = tokenizers.Tokenizer.from_str(text)
-    except Exception as error:  # the library raises bare Exception
-        raise CheckpointError("tokenizer.json is not understood", str(error), _CURE) from error
-    # Some checkpoints carry training settings here, which would cut or pad every prompt.
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return tokenizer
 
 
 def _byte_level_alphabet() -> dict[str, int]:

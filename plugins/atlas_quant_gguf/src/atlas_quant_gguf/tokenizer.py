@@ -1,12 +1,13 @@
-"""The tokenizer of a GGUF file as the text of a tokenizer.json."""
+"""The tokenizer of a GGUF file as a tokenizer.json without its tables, and the tables."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from atlas_core.contracts.checkpoint import TokenizerSource
+from atlas_core.contracts.checkpoint import BpeTables, TokenizerSource
 from atlas_core.vocab.errors import CheckpointError
 
 _CURE = "use the model's safetensors checkpoint, whose tokenizer.json needs no rebuilding"
@@ -43,10 +44,14 @@ def tokenizer_source(metadata: Mapping[str, Any], path: Path) -> TokenizerSource
         raise _refuse(path, "tokenizer.ggml.token_type does not hold one number for each token")
     if len(set(tokens)) != len(tokens):
         raise _refuse(path, "it has the same token twice")
+    merges: Callable[[], Sequence[tuple[str, str]]]
     if model == "gpt2":
-        parts, add_bos = _byte_level(metadata, tokens, path)
+        parts, add_bos = _byte_level(metadata, path)
+        merges = partial(_listed_merges, _strings(metadata, "tokenizer.ggml.merges", path), path)
     elif model == "llama":
+        scores = _scores(metadata, tokens, path)
         parts, add_bos = _sentencepiece(metadata, tokens, kinds, path), True
+        merges = partial(_scored_merges, tokens, kinds, scores)
     else:
         raise _refuse(path, f"its tokenizer.ggml.model is {model!r}; gpt2 and llama are known")
     for key in ("tokenizer.ggml.add_eos_token", "tokenizer.ggml.add_sep_token"):
@@ -68,10 +73,11 @@ def tokenizer_source(metadata: Mapping[str, Any], path: Path) -> TokenizerSource
         chat_templates=_templates(metadata, path),
         special=_special(metadata, tokens, path),
         add_bos=bool(metadata.get("tokenizer.ggml.add_bos_token", add_bos)),
+        tables=BpeTables({token: index for index, token in enumerate(tokens)}, merges),
     )
 
 
-def _byte_level(metadata: Mapping[str, Any], tokens: Sequence[str], path: Path) -> tuple[dict[str, Any], bool]:
+def _byte_level(metadata: Mapping[str, Any], path: Path) -> tuple[dict[str, Any], bool]:
     """Parts of a byte-level BPE tokenizer.json, and whether bos is added unless the file says otherwise."""
     name = metadata.get("tokenizer.ggml.pre", "default")
     rule = _PRE_TOKENIZERS.get(name) if isinstance(name, str) else None
@@ -80,29 +86,37 @@ def _byte_level(metadata: Mapping[str, Any], tokens: Sequence[str], path: Path) 
             path, f"its pre-tokenizer (tokenizer.ggml.pre) is {name!r}; known are {', '.join(sorted(_PRE_TOKENIZERS))}"
         )
     splits, normalizer, ignore_merges, add_bos = rule
-    merges = []
-    for merge in _strings(metadata, "tokenizer.ggml.merges", path):
-        left, blank, right = merge.partition(" ")
-        if not (left and blank and right) or " " in right:
-            raise _refuse(path, f"the merge {merge!r} is not two tokens")
-        merges.append([left, right])
     prefix = metadata.get("tokenizer.ggml.add_space_prefix") is True
     last = {"type": "ByteLevel", "add_prefix_space": prefix, "trim_offsets": True, "use_regex": False}
     return {
         "normalizer": normalizer,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*splits, last]},
         "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
-        "model": _bpe(tokens, merges, ignore_merges=ignore_merges),
+        "model": _bpe(ignore_merges=ignore_merges),
     }, add_bos
+
+
+def _listed_merges(merges: Sequence[str], path: Path) -> list[tuple[str, str]]:
+    pairs = []
+    for merge in merges:
+        left, blank, right = merge.partition(" ")
+        if not (left and blank and right) or " " in right:
+            raise _refuse(path, f"the merge {merge!r} is not two tokens")
+        pairs.append((left, right))
+    return pairs
+
+
+def _scores(metadata: Mapping[str, Any], tokens: Sequence[str], path: Path) -> list[float]:
+    scores = metadata.get("tokenizer.ggml.scores")
+    if not isinstance(scores, list) or len(scores) != len(tokens) or not all(type(score) is float for score in scores):
+        raise _refuse(path, "tokenizer.ggml.scores does not hold one number for each token")
+    return scores
 
 
 def _sentencepiece(
     metadata: Mapping[str, Any], tokens: Sequence[str], kinds: Sequence[int], path: Path
 ) -> dict[str, Any]:
     """Parts of a tokenizer.json that merges as SentencePiece's BPE does: always the pair that makes the best-scored piece."""
-    scores = metadata.get("tokenizer.ggml.scores")
-    if not isinstance(scores, list) or len(scores) != len(tokens) or not all(type(score) is float for score in scores):
-        raise _refuse(path, "tokenizer.ggml.scores does not hold one number for each token")
     if metadata.get("tokenizer.ggml.remove_extra_whitespaces") is True:
         raise _refuse(
             path, "it removes blanks (tokenizer.ggml.remove_extra_whitespaces), which cannot be undone in answers"
@@ -126,18 +140,11 @@ def _sentencepiece(
                 *([strip] if prefix else []),
             ],
         },
-        "model": _bpe(
-            tokens,
-            _merges(tokens, kinds, scores),
-            ignore_merges=False,
-            unk_token=unknown,
-            fuse_unk=True,
-            byte_fallback=True,
-        ),
+        "model": _bpe(unk_token=unknown, fuse_unk=True, byte_fallback=True),
     }
 
 
-def _merges(tokens: Sequence[str], kinds: Sequence[int], scores: Sequence[float]) -> list[list[str]]:
+def _scored_merges(tokens: Sequence[str], kinds: Sequence[int], scores: Sequence[float]) -> list[tuple[str, str]]:
     """Every pair of pieces whose concatenation is a piece, best score first."""
     made = {
         token: index
@@ -151,14 +158,13 @@ def _merges(tokens: Sequence[str], kinds: Sequence[int], scores: Sequence[float]
             if left in made and right in made:
                 ranked.append((-scores[index], index, cut, left, right))
     ranked.sort()
-    return [[left, right] for *_, left, right in ranked]
+    return [(left, right) for *_, left, right in ranked]
 
 
-def _bpe(tokens: Sequence[str], merges: list[list[str]], **options: Any) -> dict[str, Any]:
+def _bpe(**options: Any) -> dict[str, Any]:
     return {
         "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None, "end_of_word_suffix": None,
-        "fuse_unk": False, "byte_fallback": False, **options,
-        "vocab": {token: index for index, token in enumerate(tokens)}, "merges": merges,
+        "fuse_unk": False, "byte_fallback": False, "ignore_merges": False, **options, "vocab": {}, "merges": [],
     }  # fmt: skip
 
 
