@@ -207,3 +207,20 @@ def test_damage_is_a_checkpoint_error_or_harmless(build, metadata, tensors, save
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
     assert peak < 4 << 20
+
+
+@given(
+    st.lists(st.one_of(st.text(max_size=12), st.sampled_from(["", "\0", "a\0\0\0\0\0\0\0", "é" * 200, "x" * 255, "x" * 256])), max_size=60),
+    st.integers(1, 3),
+)  # fmt: skip
+@settings(deadline=None, max_examples=120)
+def test_any_texts_come_back_from_an_array_of_strings(texts, copies):
+    import io
+
+    from atlas_quant_gguf.metadata import _Cursor
+
+    data = b"".join(struct.pack("<Q", len(text.encode())) + text.encode() for text in texts * copies)
+    cursor = _Cursor(io.BytesIO(data + b"\1\0\0\0\0\0\0\0rest"), len(data) + 12, Path("x"))
+    assert cursor.strings(len(texts) * copies, "texts") == texts * copies
+    assert cursor.position == len(data)
+    assert cursor.take(2) == b"\1\0"

@@ -4,7 +4,6 @@ Layout, little-endian: magic, u32 version, u64 tensors, u64 keys; per key: strin
 u32 dimensions, u64 extents (innermost first), u32 type, u64 offset; padding to the alignment; the tensors.
 """
 
-import contextlib
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,6 +25,9 @@ _MAX_HEADER = 512 << 20  # bytes
 _MAX_KEYS = 1 << 16
 _MAX_TENSORS = 1 << 20
 _MAX_DEPTH = 4
+_BLOCK = 64 << 10  # bytes
+_SHORT = bytes(7)
+_MOST_SINGLE = 1024
 _STRING, _ARRAY, _BOOL = 8, 9, 7
 _NUMBERS = {0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 10: "<u8", 11: "<i8", 12: "<f8"}
 
@@ -119,20 +121,48 @@ class _Cursor:
             self.refuse(f"{what} is not UTF-8: {error.reason}")
 
     def strings(self, count: int, what: str) -> list[str]:
-        """As many strings one behind the other; a vocabulary has hundreds of thousands, so each costs two reads and no more."""
-        read, found, position = self._file.read, [], self.position
-        limit = min(self.size, _MAX_HEADER)
-        # What ends this early is told below, where the string is read again with every check.
-        with contextlib.suppress(OSError, UnicodeDecodeError):
-            for _ in range(count):
-                length = int.from_bytes(read(8), "little")
-                if length > _MAX_STRING or position + 8 + length > limit:
-                    break
-                found.append(read(length).decode("utf-8"))
-                position += 8 + length
-        self._file.seek(position)
-        self.position = position
-        return found + [self.string(what) for _ in range(count - len(found))]
+        """As many strings one behind the other, of which a vocabulary has hundreds of thousands: most are cut out of blocks at once."""
+        found: list[str] = []
+        single = 1
+        while len(found) < count:
+            several = self._short_strings(count - len(found))
+            found += several
+            # Where that fails, more and more are read one by one before it is tried again.
+            single = 1 if several else min(2 * single, _MOST_SINGLE)
+            found += [self.string(what) for _ in range(min(single, count - len(found)))]
+        return found
+
+    def _short_strings(self, most: int) -> list[str]:
+        """Strings from here on that are shorter than 256 bytes, up to the first that may not be, or the end of a block.
+
+        The length of such a one is a byte and seven zeros, which separate it from what comes before. Each is taken only if it
+        is as long as it says, so that whatever looks like a separator inside a text ends the run, and ``string`` reads it.
+        """
+        try:
+            first, *parts = self._file.read(min(_BLOCK, self.size - self.position)).split(_SHORT)
+            self._file.seek(self.position)
+            if len(first) != 1 or not parts:
+                return []
+            # A part is a string and the first byte of the next one's length.
+            lengths = np.fromiter(map(len, parts), np.int64, len(parts))
+            text = np.frombuffer(b"".join(parts), np.uint8).copy()
+            ends = np.cumsum(lengths) - 1
+            said = np.concatenate(([first[0]], text[ends[:-1]].astype(np.int64)))
+            agree = lengths == said + 1
+            count = min(most, int(agree.argmin()) if not agree.all() else len(parts))
+            zeros = np.flatnonzero(text[: ends[count - 1] if count else 0] == 0)
+            if len(zeros):  # an empty string, or a text that has a zero
+                count = int(np.searchsorted(ends, zeros[0], "right"))
+            if not count:
+                return []
+            text[ends[: count - 1]] = 0
+            found = text[: ends[count - 1]].tobytes().decode("utf-8").split("\0")
+        except (OSError, UnicodeDecodeError):  # told where the string is read again with every check
+            self._file.seek(self.position)
+            return []
+        self.position += int(ends[count - 1]) + 1 + 7 * count
+        self._file.seek(self.position)
+        return found
 
     def refuse(self, why: str, cure: str = AGAIN) -> NoReturn:
         raise CheckpointError(
