@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -26,11 +26,11 @@ from atlas_core.server.responses.jobs import EventLog, Job, Jobs
 from atlas_core.server.responses.schema import UNSUPPORTED, WITHOUT_EFFECT, InputRequest, ResponsesRequest
 from atlas_core.server.responses.told import Told
 from atlas_core.server.responses.tools import Tools, read_tools
-from atlas_core.server.responses.translate import SEALED, chat_request, in_own_words
+from atlas_core.server.responses.translate import SEALED, chat_request, in_own_words, later_beginnings
 from atlas_core.server.schema import read_request, unknown_fields
 from atlas_core.server.store.owner import owner_of
+from atlas_core.server.store.port import Item, Store
 from atlas_core.server.store.port import Record as Kept
-from atlas_core.server.store.port import Store
 from atlas_core.server.turn import Output, Turn
 from atlas_core.vocab.errors import AtlasError, RequestError
 
@@ -187,13 +187,37 @@ class Responses:
 async def prepare(
     shared: Shared, service: Service, request: InputRequest, context: Context, tools: Tools, arrival: float
 ) -> Turn:
-    """The turn of ``request``. Raises RequestError with the names of its own fields."""
+    """The turn of ``request``, of as much of its context as fits if it says ``truncation: auto``.
+
+    Raises RequestError with the names of its own fields.
+    """
     model = served_name(service.model, request.model, strict=shared.options.strict_model)
+
+    async def turn_of(items: Sequence[Item]) -> Turn:
+        try:
+            return await make_turn(_ResponsesChat(), service, model, chat_request(request, items, tools), arrival)
+        except RequestError as error:
+            raise in_own_words(error) from None
+
     try:
-        chat = chat_request(request, context.items, tools)
-        return await make_turn(_ResponsesChat(), service, model, chat, arrival)
+        return await turn_of(context.items)
     except RequestError as error:
-        raise in_own_words(error) from None
+        later = later_beginnings(context.items)
+        if request.truncation != "auto" or error.code != "context_length_exceeded" or not later:
+            raise
+    shortest = await turn_of(later.pop())
+    # The later the beginning, the shorter the prompt: the earliest that fits is found by halving.
+    low, high = 0, len(later)
+    while low < high:
+        middle = (low + high) // 2
+        try:
+            shortest = await turn_of(later[middle])
+            high = middle
+        except RequestError as error:
+            if error.code != "context_length_exceeded":
+                raise
+            low = middle + 1
+    return shortest
 
 
 def _told_to_client(error: Exception, response_id: str) -> AtlasError:

@@ -85,6 +85,18 @@ def conversation(items: Sequence[Item], instructions: str | None = None) -> list
     return messages
 
 
+def later_beginnings(items: Sequence[Item]) -> list[tuple[Item, ...]]:
+    """``items`` without their first turns, without one more each time; what the system says first always stays.
+
+    Turns begin where the user speaks, so that no output loses its call.
+    """
+    system = 0
+    while system < len(items) and items[system].get("role") in ("system", "developer"):
+        system += 1
+    starts = [place for place, item in enumerate(items) if item.get("role") == "user" and place > system]
+    return [(*items[:system], *items[place:]) for place in starts]
+
+
 def in_own_words(error: RequestError) -> RequestError:
     """``error``, which the chat endpoint's code raised, with the names that fields have here."""
     if error.field is None:
