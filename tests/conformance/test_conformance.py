@@ -8,6 +8,7 @@ import pytest
 from atlas_core.conformance import run
 from atlas_core.conformance.codecs import plain_codec
 from atlas_core.conformance.decoder import SHAPES
+from atlas_core.conformance.linear_decoder import LINEAR_SHAPES
 from atlas_core.contracts.ops import FusedCall, FusedOp
 from atlas_core.ops.contract import Case, Op, Operand, Tolerance
 from atlas_core.ops.fused import compose
@@ -210,7 +211,8 @@ def test_fused_ops_are_tried_where_recorded_programs_match():
     good = ReferenceImplementation(compose(ADD_NORM, PRIMITIVES), kernels)
     report = run.test(run.Subject(backend, [good], "host", fused=[ADD_NORM]), FAST)
     assert report.ok, report.table()
-    assert {result.label.split()[0] for result in report.results} == {shape.label for shape in SHAPES}
+    labels = {shape.label for shape in (*SHAPES, *LINEAR_SHAPES)}
+    assert {result.label.split()[0] for result in report.results} == labels
 
     class Lossy(ReferenceImplementation):
         def run(self, need, sizes, weights, view, args):

@@ -33,6 +33,8 @@ EXPECTED = {
     "linear_gemv": {COPIES, PRODUCTS, EARLY},
     "norm_qkv": {COPIES, PRODUCTS, EARLY},
     "norm_gate_up": {COPIES, PRODUCTS, EARLY},
+    "norm_linears": {COPIES, PRODUCTS, EARLY},
+    "delta_chunks": {COPIES, PRODUCTS, MATRICES},
     "linear_gemm": {COPIES, PRODUCTS, MATRICES},
     "atlas_plugin_hopper:linear_gemm": {COPIES, WIDE_PRODUCTS},
     "norm_route": {COPIES, PRODUCTS, EARLY},

@@ -27,8 +27,10 @@ class Layer:
     def attention(self, x: Value, place: int) -> Value:
         """Full attention over ``place`` of the cache, queries and keys normalised before they turn, the result gated."""
         step, family, dim = self._step, self._family, self._family.head_dim
-        q, k = self._linear(x, "q", family.heads * dim), self._linear(x, "k", family.kv_heads * dim)
-        v = self._linear(x, "v", family.kv_heads * dim)
+        q = self._linear(x, "q", family.heads * dim)
+        # Beside the other products of x, so that one kernel can make them all.
+        gate = self._linear(x, "q_gate", family.heads * dim, bias=False) if family.gated else None
+        k, v = self._linear(x, "k", family.kv_heads * dim), self._linear(x, "v", family.kv_heads * dim)
         if family.traits.qk_norm:
             q = step.head_rms_norm(q, self._weight("q_norm", dim), family.norm_eps)
             k = step.head_rms_norm(k, self._weight("k_norm", dim), family.norm_eps)
@@ -36,8 +38,8 @@ class Layer:
         q = step.rope(q, inv_freq, family.heads, dim)
         k = step.rope(k, inv_freq, family.kv_heads, dim)
         y = step.attention(q, k, v, ATTENTION, place, family.heads, dim**-0.5)
-        if family.gated:
-            y = step.sigmoid_mul(y, self._linear(x, "q_gate", family.heads * dim, bias=False))
+        if gate is not None:
+            y = step.sigmoid_mul(y, gate)
         return self._linear(y, "o", self._hidden, bias=family.o_bias)
 
     def linear_attention(self, x: Value, place: int) -> Value:

@@ -7,6 +7,7 @@ from atlas_nvidia.implementations.base import ELEMENTS
 from atlas_nvidia.implementations.fused import (
     COLUMNS,
     NormGateUpSilu,
+    NormLinears,
     NormQkvBiasRopeAppend,
     NormQkvHeadsRopeAppend,
     NormQkvRopeAppend,
@@ -19,7 +20,7 @@ from atlas_nvidia.implementations.route import NormRoute
 DEPTHS = {8: 3, 16: 2}
 """GEMV_DEPTH of the instances of linear_gemv, by the tokens that they take (kernels/gb10/common/KERNEL.toml)."""
 NORM_DEPTH = 2
-"""GEMV_DEPTH of norm_qkv, norm_gate_up and norm_route, MOE_DEPTH of moe_gate_up and moe_down."""
+"""GEMV_DEPTH of norm_qkv, norm_gate_up, norm_linears and norm_route, MOE_DEPTH of moe_gate_up and moe_down."""
 _SAVED = streaming_bytes(COLUMNS, DEPTH) - streaming_bytes(COLUMNS, NORM_DEPTH)
 
 
@@ -75,6 +76,14 @@ class ShallowNormGateUp(NormGateUpSilu):
         return super().shared(need) - _SAVED
 
 
+class ShallowNormLinears(NormLinears):
+    """What linear attention begins with."""
+
+    def shared(self, need: OpNeed) -> int:
+        """Bytes of shared memory."""
+        return super().shared(need) - _SAVED
+
+
 def implementations() -> list[OpImplementation]:
     """What this machine does otherwise than the baseline."""
     return [
@@ -87,6 +96,7 @@ def implementations() -> list[OpImplementation]:
             ShallowNormGateUp(element),
             ShallowNormRoute(element),
             *(ShallowExperts(8, op, element) for op in STREAMED),
+            ShallowNormLinears(element),
             *(ShallowStreamed(columns, residual, element) for columns in DEPTHS for residual in (False, True)),
         )
     ]

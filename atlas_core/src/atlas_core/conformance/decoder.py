@@ -125,7 +125,7 @@ class DenseDecoder:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A program with what is needed to make up inputs for it; ``spec`` has one full cache group."""
+    """A program with what is needed to make up inputs for it; ``spec`` has one group of pages, and perhaps states."""
 
     label: str
     program: Program

@@ -177,9 +177,23 @@ def step_values(model: Recorded, batch: Batch, rng: Rng) -> dict[str, Array]:
     }
     for row in range(len(batch.queries)):
         values["slots"][batch.word(row, Word.PROMPT_LENGTH)] = batch.contexts[row]
+    recurrent = [cache for cache in spec.caches if not cache.paged]
+    for cache in recurrent:
+        values[f"state.{cache.group}"] = normal(rng, cache.layers, slots, *cache.state_shape)
+    if recurrent:
+        _fork(batch, values["slots"])
     for cache in spec.caches:
+        if not cache.paged or not cache.layers:
+            continue
         layers = [
             fill_cache(rng, batch, 1, 0, cache.kv_heads, cache.head_dim, cache.window or 0) for _ in range(cache.layers)
         ]
         values[f"cache.{cache.group}"] = np.concatenate(layers)
     return values
+
+
+def _fork(batch: Batch, slots: Array) -> None:
+    """Every other row writes its states to the place of a slot that is free."""
+    free = sorted(set(range(batch.shape.layout.slots)) - set(map(int, batch.row_slot)))
+    for row, place in zip(range(1, len(batch.queries), 2), free, strict=False):
+        slots[batch.word(row, Word.STATE_OUT)] = place

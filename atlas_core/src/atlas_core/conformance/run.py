@@ -11,6 +11,7 @@ from atlas_core.conformance.codecs import WeightCodec, plain_codecs
 from atlas_core.conformance.decoder import LARGE_SHAPES, SHAPES, Recorded, record_decoder
 from atlas_core.conformance.execution import Execution
 from atlas_core.conformance.fused_trials import fused_trials
+from atlas_core.conformance.linear_decoder import LARGE_LINEAR_SHAPES, LINEAR_SHAPES, record_linear_decoder
 from atlas_core.conformance.results import Report, Result, Status, Timing, result_id
 from atlas_core.conformance.variant import Variant, live_shape, variants, with_caches
 from atlas_core.contracts.backend import GpuBackend
@@ -168,8 +169,12 @@ def _op_trials(subject: Subject, name: str, seed: int, *, large: bool) -> Iterat
     for fused in subject.fused:
         if fused.name == name:
             op = compose(fused, subject.ops)
-            shapes = LARGE_SHAPES if large else SHAPES
-            models = chain((record_decoder(shape) for shape in shapes), () if large else subject.models)
+            shapes, linear = (LARGE_SHAPES, LARGE_LINEAR_SHAPES) if large else (SHAPES, LINEAR_SHAPES)
+            models = chain(
+                (record_decoder(shape) for shape in shapes),
+                (record_linear_decoder(shape) for shape in linear),
+                () if large else subject.models,
+            )
             return ((op, trial) for trial in fused_trials(fused, subject.ops, list(models), seed, large=large))
     if name in subject.trials:
         return ((subject.ops[name], trial) for trial in subject.trials[name](seed, large))

@@ -128,10 +128,64 @@ MOE_SHARED_ADD = FusedOp(
 )  # fmt: skip
 """The same with an expert that all tokens have, behind a gate of its own."""
 
+NORM_LINEARS = FusedOp(
+    "norm_linears",
+    (
+        FusedCall("rms_norm", {"x": "x", "weight": "norm_weight", "y": "normed"}, {"eps": "eps"}),
+        *(FusedCall("linear", {"x": "normed", "weight": f"weight_{i}", "y": f"y_{i}"}) for i in range(4)),
+    ),
+    tuple(f"y_{i}" for i in range(4)),
+)
+"""What linear attention, and attention with a gate behind it, make of the residual stream."""
+
+_STATES = {"cu_q": "cu_q", "row_slot": "row_slot", "slots": "slots"}
+CONV_L2_NORM = FusedOp(
+    "conv_l2_norm",
+    (
+        FusedCall(
+            "causal_conv1d", {"x": "x", "weight": "weight", **_STATES, "state": "state", "y": "convolved"},
+            {"layer": "layer", "slot_stride": "slot_stride"},
+        ),
+        FusedCall("l2_norm", {"x": "convolved", "y": "y"}, {"heads": "heads", "head_dim": "head_dim", "eps": "eps"}),
+    ),
+    ("y",),
+)  # fmt: skip
+"""Queries, keys and values on their way into linear attention."""
+
+LINEAR_ATTENTION_STEP = FusedOp(
+    "linear_attention_step",
+    (
+        FusedCall(
+            "causal_conv1d", {"x": "qkv", "weight": "filters", **_STATES, "state": "conv_state", "y": "convolved"},
+            {"layer": "conv_layer", "slot_stride": "slot_stride"},
+        ),
+        FusedCall("l2_norm", {"x": "convolved", "y": "unit"}, {"heads": "unit_heads", "head_dim": "key_dim", "eps": "l2_eps"}),
+        FusedCall(
+            "gated_delta_rule",
+            {
+                "qkv": "unit", "a": "a", "b": "b", "a_log": "a_log", "dt_bias": "dt_bias", **_STATES, "state": "state",
+                "y": "attended",
+            },
+            {
+                name: name
+                for name in (
+                    "layer", "key_heads", "value_heads", "key_dim", "value_dim", "scale", "slot_stride",
+                )
+            },
+        ),
+        FusedCall(
+            "gated_rms_norm", {"x": "attended", "gate": "gate", "weight": "norm_weight", "y": "y"}, {"eps": "norm_eps"}
+        ),
+    ),
+    ("y",),
+)  # fmt: skip
+"""All of linear attention between its projections."""
+
 
 def fused_ops() -> list[FusedOp]:
     """All of them."""
     return [
         NORM_QKV_ROPE_APPEND, NORM_QKV_BIAS_ROPE_APPEND, NORM_QKV_HEADS_ROPE_APPEND, HEADS_ROPE_APPEND, NORM_GATE_UP_SILU,
-        LINEAR_ADD, NORM_ROUTE, MOE_EXPERTS_ADD, MOE_SHARED_ADD,
+        LINEAR_ADD, NORM_ROUTE, MOE_EXPERTS_ADD, MOE_SHARED_ADD, NORM_LINEARS,
+        LINEAR_ATTENTION_STEP, CONV_L2_NORM,
     ]  # fmt: skip

@@ -1,9 +1,23 @@
 """How the ops run on NVIDIA machines: which kernel for which shapes, with which geometry and arguments."""
 
 from atlas_core.contracts.ops import OpImplementation
-from atlas_nvidia.implementations import attention, fused, heads, linear, moe, route, rows, sampling
+from atlas_nvidia.implementations import (
+    attention,
+    delta,
+    fused,
+    heads,
+    linear,
+    linear_attention,
+    moe,
+    route,
+    rows,
+    sampling,
+)
 
 
 def implementations() -> list[OpImplementation]:
     """All of them; no two of one op accept one need with one rank."""
-    return [*rows.ALL, *linear.ALL, *attention.ALL, *fused.ALL, *heads.ALL, *moe.ALL, *route.ALL, *sampling.ALL]
+    return [
+        *rows.ALL, *linear.ALL, *attention.ALL, *fused.ALL, *heads.ALL, *linear_attention.ALL, *delta.ALL, *moe.ALL, *route.ALL,
+        *sampling.ALL,
+    ]  # fmt: skip

@@ -19,13 +19,17 @@ from atlas_nvidia.implementations.base import (
 )
 
 GROUPS: Mapping[DType, Mapping[int, tuple[int, ...]]] = {
-    DType.BF16: {32: (4,), 64: (1, 2, 4, 8), 128: (1, 2, 4, 8)},
-    DType.F16: {32: (4,), 64: (4, 8), 128: (4, 8)},
+    DType.BF16: {32: (4,), 64: (1, 2, 4, 8), 128: (1, 2, 4, 8), 256: (8,)},
+    DType.F16: {32: (4,), 64: (4, 8), 128: (4, 8), 256: (8,)},
 }
 """Instances of paged_decode: query heads that a cluster takes at once, by type and head size."""
 KEY_TILE = 16
 """Keys that a warp takes at once; a tile must not cross a page."""
-WARPS = 8
+RINGS: Mapping[int, tuple[tuple[int, int], ...]] = {256: ((4, 2), (4, 1))}
+"""Warps of a block of paged_decode and the tiles that each keeps in flight, by head size and best first, where not RING."""
+RING = (8, 2)
+KEYS: Mapping[int, int] = {256: 16}
+"""Keys that paged_prefill takes at once, by head size, where not 64: registers hold queries and results besides."""
 MAX_SPLITS = 8
 """Blocks of a cluster that every device with clusters can hold together."""
 
@@ -112,9 +116,14 @@ class Decode(_Attention):
 
     entry = "paged_decode"
 
-    def __init__(self, head_dim: int, group: int, element: DType = DType.BF16) -> None:
+    def __init__(
+        self, head_dim: int, group: int, element: DType = DType.BF16, ring: tuple[int, int] | None = None
+    ) -> None:
         self.head_dim, self.group = head_dim, group
-        self.name = f"paged_decode_{head_dim}_{group}"
+        rings = RINGS.get(head_dim, (RING,))
+        self.warps, self.stages = ring or rings[0]
+        self._order = rings.index((self.warps, self.stages))
+        self.name = f"paged_decode_{head_dim}_{group}" + (f"_{self.stages}" if self._order else "")
         self.module = "paged_decode" if (head_dim, group) == (128, 4) else self.name
         super().__init__(element)
 
@@ -125,7 +134,7 @@ class Decode(_Attention):
             return Verdict.no(*reasons)
         groups = GROUPS[self.element][self.head_dim]
         best = best_group(need.attrs["q_heads"] // need.attrs["kv_heads"], groups) == self.group
-        return Verdict.yes(40 if best else 20 + groups.index(self.group))
+        return Verdict.yes((40 if best else 20 + groups.index(self.group)) - self._order)
 
     def refusals(self, need: OpNeed) -> list[str]:
         """See Implementation."""
@@ -147,16 +156,14 @@ class Decode(_Attention):
         splits = 1
         while splits < MAX_SPLITS and tiles * need.sequences * splits * 2 <= context.workers:
             splits *= 2
-        geometry = Geometry((splits, tiles, need.sequences), (WARPS * 32, 1, 1), self._shared())
+        geometry = Geometry((splits, tiles, need.sequences), (self.warps * 32, 1, 1), self._shared())
         return self.launch(context, geometry, self.arguments(need, context), cluster=(splits, 1, 1))
 
     def _shared(self) -> int:
-        """Bytes of the kernel's struct Shared: two stages of keys and values, queries, and the sums of warps and of blocks."""
-        dim, group = self.head_dim, self.group
-        ring = WARPS * 2 * 2 * KEY_TILE * dim * 2
-        return ring + 4 * (
-            4 * dim + WARPS * KEY_TILE * 8 + 3 * WARPS * 8 + WARPS * group * dim + 16 * MAX_SPLITS + group * dim
-        )
+        """Bytes of the kernel's struct Shared: stages of keys and values (later sums of warps), queries, sums of blocks."""
+        dim, group, warps = self.head_dim, self.group, self.warps
+        ring = max(warps * self.stages * 2 * KEY_TILE * dim * 2, 4 * warps * group * dim)
+        return ring + 4 * (4 * dim + warps * KEY_TILE * 8 + 3 * warps * 8 + 16 * MAX_SPLITS + group * dim)
 
 
 def best_group(heads: int, groups: Sequence[int]) -> int:
@@ -169,10 +176,10 @@ class Prefill(_Attention):
 
     entry = "paged_prefill"
     rank = 10
-    queries, keys = 64, 64
+    queries = 64
 
     def __init__(self, head_dim: int, element: DType = DType.BF16) -> None:
-        self.head_dim = head_dim
+        self.head_dim, self.keys = head_dim, KEYS.get(head_dim, 64)
         self.name = f"paged_prefill_{head_dim}"
         self.module = "paged_prefill" if head_dim == 128 else self.name
         super().__init__(element)
@@ -194,7 +201,12 @@ class Prefill(_Attention):
 
 
 def _of(element: DType) -> list[OpImplementation]:
-    decode = [Decode(dim, group, element) for dim, groups in GROUPS[element].items() for group in groups]
+    decode = [
+        Decode(dim, group, element, ring)
+        for dim, groups in GROUPS[element].items()
+        for group in groups
+        for ring in RINGS.get(dim, (RING,))
+    ]
     return [KvAppend(element), *decode, *(Prefill(dim, element) for dim in GROUPS[element])]
 
 

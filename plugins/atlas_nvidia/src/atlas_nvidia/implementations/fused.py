@@ -20,7 +20,7 @@ from atlas_nvidia.implementations.base import (
     unbounded,
     vector_type,
 )
-from atlas_nvidia.implementations.linear import THREADS, streaming_bytes
+from atlas_nvidia.implementations.linear import ROWS, THREADS, streaming_bytes
 
 COLUMNS = 8
 MAX_CLUSTER = 8
@@ -163,8 +163,36 @@ class NormGateUpSilu(_Normed):
         return self.launch(context, self.geometry(need, context, rows // 8), args)
 
 
+class NormLinears(_Normed):
+    """Four matrices one after another; a tile is 16 rows."""
+
+    op, name = "norm_linears", "norm_linears"
+    module, entry = "norm_linears", "norm_linears"
+    matrices = ("weight_0", "weight_1", "weight_2", "weight_3")
+    _results = ("y_0", "y_1", "y_2", "y_3")
+
+    def refusals(self, need: OpNeed) -> list[str]:
+        """See Implementation."""
+        reasons = [*super().refusals(need), *other_type(need, self.element, *self._results)]
+        return reasons + [
+            f"{name} has {need.operands[name].shape[0]} rows, which is no multiple of {ROWS}"
+            for name in self.matrices
+            if need.operands[name].shape[0] % ROWS
+        ]
+
+    def bind(self, need: OpNeed, context: BindContext) -> Sequence[Launch]:
+        """See OpImplementation."""
+        tokens, width = need.operands["x"].shape
+        rows = [need.operands[name].shape[0] for name in self.matrices]
+        args = [
+            ptr(context.counts), *addresses(context, "x", "norm_weight", *self.matrices, *self._results),
+            *(i32(count) for count in (*rows, width, tokens)), f32(need.attrs["eps"]), vector_type(need, "norm_weight"),
+        ]  # fmt: skip
+        return self.launch(context, self.geometry(need, context, sum(rows) // ROWS), args)
+
+
 ALL: tuple[OpImplementation, ...] = tuple(
     make(element)
     for element in ELEMENTS
-    for make in (NormQkvRopeAppend, NormQkvBiasRopeAppend, NormQkvHeadsRopeAppend, NormGateUpSilu)
+    for make in (NormQkvRopeAppend, NormQkvBiasRopeAppend, NormQkvHeadsRopeAppend, NormGateUpSilu, NormLinears)
 )

@@ -16,27 +16,35 @@
 #ifndef GROUP
 #define GROUP 4
 #endif
+#ifndef DECODE_WARPS
+#define DECODE_WARPS 8
+#endif
+#ifndef DECODE_STAGES
+#define DECODE_STAGES 2
+#endif
 
 using namespace atlas;
 namespace cg = cooperative_groups;
 
 namespace {
 
-constexpr int WARPS = 8, THREADS = WARPS * WARP, KEYS = 16;
+constexpr int WARPS = DECODE_WARPS, THREADS = WARPS * WARP, KEYS = 16;
 constexpr int CHUNKS = HEAD_DIM / 32;              // of the summed dimension, 16 bytes a lane
 constexpr int LANES = HEAD_DIM / 8;                // lanes that hold one value vector
 constexpr int AT_ONCE = WARP / LANES;              // tokens of values that one load of a warp brings
 constexpr int LOADS = KEYS / AT_ONCE;
-constexpr int STAGES = 2, TILE_BYTES = 2 * KEYS * HEAD_DIM * 2;
+constexpr int STAGES = DECODE_STAGES, TILE_BYTES = 2 * KEYS * HEAD_DIM * 2;
 constexpr int MAX_SPLITS = 8;                      // blocks of a cluster that every device can hold together
 
 struct Shared {
-    unsigned char ring[WARPS][STAGES][TILE_BYTES]; // 16 bytes a lane and load: keys g, keys g + 8, values
+    union {
+        unsigned char ring[WARPS][STAGES][TILE_BYTES];  // 16 bytes a lane and load: keys g, keys g + 8, values
+        float part[WARPS][GROUP][HEAD_DIM];             // when the ring is empty
+    };
     uint4 query[CHUNKS][WARP];                     // as the lanes of every warp want it
     float weight[WARPS][KEYS][8];                  // exp2(score - running maximum)
     float rescale[WARPS][8];
     float top[WARPS][8], total[WARPS][8];
-    float part[WARPS][GROUP][HEAD_DIM];
     // Written by all blocks of the cluster: tops and totals, and sums of the elements that this block stores.
     float tops[MAX_SPLITS][8], totals[MAX_SPLITS][8];
     float sums[GROUP * HEAD_DIM];
@@ -107,10 +115,10 @@ paged_decode(const int32_t* counts, const uint16_t* q, const int32_t* cu_q, cons
         commit_copies();
     }
 
-    if (warp < CHUNKS) {
+    for (int c = warp; c < CHUNKS; c += WARPS) {
         const int64_t head = static_cast<int64_t>(token) * q_heads + first_head + group;
-        const uint16_t* from = q + head * HEAD_DIM + warp * 32 + place * 8;
-        shared.query[warp][lane] = group < heads ? load16(from) : zero16();
+        const uint16_t* from = q + head * HEAD_DIM + c * 32 + place * 8;
+        shared.query[c][lane] = group < heads ? load16(from) : zero16();
     }
     __syncthreads();
     // This lane's scores are of keys group and group + 8 with heads 2 * place and 2 * place + 1.
@@ -172,6 +180,7 @@ paged_decode(const int32_t* counts, const uint16_t* q, const int32_t* cu_q, cons
         commit_copies();
     }
     wait_copies<0>();
+    __syncthreads();  // the ring becomes room for sums
 
     // Of the lanes of a warp, of the warps of a block, of the blocks of the cluster.
 #pragma unroll

@@ -1,19 +1,22 @@
 // Causal attention of any number of queries a sequence over pages (FlashAttention-2; Dao, 2023), on mma.sync.
 //
 // A block owns 64 queries of one head of one sequence, a warp 16 of them; keys and values pass through shared memory
-// 64 at a time, the next ones arriving while the present ones are used. Which sequence a block serves is found on the
+// some at a time, the next ones arriving while the present ones are used. Which sequence a block serves is found on the
 // device, so the grid covers any mixture of lengths: ceil(tokens / 64) + sequences tiles.
 #include "device.cuh"
 
 #ifndef HEAD_DIM
 #define HEAD_DIM 128
 #endif
+#ifndef PREFILL_KEYS
+#define PREFILL_KEYS 64
+#endif
 
 using namespace atlas;
 
 namespace {
 
-constexpr int QUERIES = 64, KEYS = 64, THREADS = 128, PIECES = HEAD_DIM / 8;
+constexpr int QUERIES = 64, KEYS = PREFILL_KEYS, THREADS = 128, PIECES = HEAD_DIM / 8;
 constexpr int TILE_BYTES = KEYS * HEAD_DIM * 2;
 // Pieces that change places; short rows share the 128 bytes of all banks.
 constexpr int SWIZZLE = PIECES < 8 ? PIECES : 8;

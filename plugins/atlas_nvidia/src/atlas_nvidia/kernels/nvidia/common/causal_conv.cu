@@ -1,0 +1,102 @@
+// silu of a depthwise convolution of four taps along each sequence, and the same with heads brought to length one
+// behind it. A thread has 8 channels of a run of tokens of one row; runs begin at multiples of `run` tokens of their
+// row, so that only the first of a row reads the state, and it alone writes the new one.
+#include "recurrent.cuh"
+
+using namespace atlas;
+
+namespace {
+
+constexpr int TAPS = 4, BEFORE = TAPS - 1, VECTOR = 8, THREADS = 128;
+
+// Finish: (token, column, values) → void; all threads of a block call it for the same tokens, those of columns that
+// do not exist too.
+template <class Finish>
+__device__ void convolve(const int32_t* counts, const uint16_t* x, const void* weight, const int32_t* cu_q,
+                         const int32_t* row_slot, const int32_t* slots, float* state, int channels, int slot_stride,
+                         int run, int weight_type, Finish finish) {
+    const int column = (blockIdx.y * THREADS + threadIdx.x) * VECTOR;
+    const bool real = column < channels;
+    float taps[VECTOR * TAPS] = {};  // channel by channel, the own input's last
+    if (real) {
+#pragma unroll
+        for (int i = 0; i < TAPS; ++i) {
+            float v[8];
+            load_vector(weight, column * TAPS + i * 8, weight_type, v);
+#pragma unroll
+            for (int j = 0; j < 8; ++j) taps[i * 8 + j] = v[j];
+        }
+    }
+    admit_successor();
+    wait_for_predecessor();
+    const RowPart at = locate(blockIdx.x, counts[ATLAS_SEQUENCES],
+                              [&](int row) { return (cu_q[row + 1] - cu_q[row] + run - 1) / run; });
+    if (!at.found) return;
+    const StateRow row = state_row(cu_q, row_slot, slots, slot_stride, at.row);
+    const int64_t apart = static_cast<int64_t>(BEFORE) * channels;
+    // What stood `index` tokens behind the beginning of the row; negative ones are in the state.
+    auto input = [&](int index, float(&v)[VECTOR]) {
+#pragma unroll
+        for (int i = 0; i < VECTOR; ++i) v[i] = 0.0f;
+        if (!real) return;
+        if (index >= 0) unpack(load16(x + static_cast<int64_t>(row.first + index) * channels + column), v);
+        else if (!row.fresh()) load_floats(state + row.in * apart + (BEFORE + index) * channels + column, v);
+    };
+    const int first = at.part * run, last = min(first + run, row.tokens);
+    float window[TAPS][VECTOR];
+#pragma unroll
+    for (int i = 0; i < BEFORE; ++i) input(first - BEFORE + i, window[i]);
+    if (first == 0) {
+        float kept[BEFORE][VECTOR];
+#pragma unroll
+        for (int i = 0; i < BEFORE; ++i) input(row.tokens - BEFORE + i, kept[i]);
+#pragma unroll
+        for (int i = 0; i < BEFORE; ++i) {
+            if (real) store_floats(state + row.out * apart + static_cast<int64_t>(i) * channels + column, kept[i]);
+        }
+    }
+    for (int index = first; index < last; ++index) {
+        input(index, window[BEFORE]);
+        float v[VECTOR];
+#pragma unroll
+        for (int i = 0; i < VECTOR; ++i) {
+            float sum = 0.0f;
+#pragma unroll
+            for (int tap = 0; tap < TAPS; ++tap) sum += window[tap][i] * taps[i * TAPS + tap];
+            v[i] = silu(sum);
+#pragma unroll
+            for (int tap = 0; tap < BEFORE; ++tap) window[tap][i] = window[tap + 1][i];
+        }
+        finish(row.first + index, column, v);
+    }
+}
+
+}  // namespace
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+causal_conv1d(const int32_t* counts, const uint16_t* x, const void* weight, const int32_t* cu_q,
+              const int32_t* row_slot, const int32_t* slots, float* state, uint16_t* y, int32_t channels,
+              int32_t slot_stride, int32_t run, int32_t weight_type) {
+    convolve(counts, x, weight, cu_q, row_slot, slots, state, channels, slot_stride, run, weight_type,
+             [&](int token, int column, float(&v)[VECTOR]) {
+                 if (column >= channels) return;
+                 *reinterpret_cast<uint4*>(y + static_cast<int64_t>(token) * channels + column) = pack8(v);
+             });
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+conv_l2_norm(const int32_t* counts, const uint16_t* x, const void* weight, const int32_t* cu_q,
+             const int32_t* row_slot, const int32_t* slots, float* state, uint16_t* y, int32_t channels,
+             int32_t slot_stride, int32_t run, int32_t weight_type, int32_t heads, int32_t head_dim, float eps) {
+    convolve(counts, x, weight, cu_q, row_slot, slots, state, channels, slot_stride, run, weight_type,
+             [&](int token, int column, float(&v)[VECTOR]) {
+                 float square = 0.0f;
+#pragma unroll
+                 for (int i = 0; i < VECTOR; ++i) square += v[i] * v[i];
+                 const float factor = rsqrtf(lanes_sum(square, head_dim / VECTOR) + eps);
+                 if (column >= channels) return;
+#pragma unroll
+                 for (int i = 0; i < VECTOR; ++i) v[i] *= column < heads * head_dim ? factor : 1.0f;
+                 *reinterpret_cast<uint4*>(y + static_cast<int64_t>(token) * channels + column) = pack8(v);
+             });
+}

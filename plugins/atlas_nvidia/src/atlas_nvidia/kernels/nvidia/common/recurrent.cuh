@@ -1,0 +1,61 @@
+// What kernels with recurrent states share: where a row's state lies, how far it decays, and which part of which row a
+// block has. States are float32 [places, ...] of one layer.
+#pragma once
+#include "device.cuh"
+
+namespace atlas {
+
+// One row of a step: its tokens, the place that its state is read from (unless it is at position 0, and starts from
+// zeros) and the one that it is written to.
+struct StateRow {
+    int first, tokens, position, in, out;
+    __device__ bool fresh() const { return position == 0; }
+};
+
+__device__ inline StateRow state_row(const int32_t* cu_q, const int32_t* row_slot, const int32_t* slots, int stride,
+                                     int row) {
+    const int32_t* slot = slots + static_cast<int64_t>(row_slot[row]) * stride;
+    const int first = cu_q[row];
+    return {first, cu_q[row + 1] - first, slot[ATLAS_POSITION], slot[ATLAS_STATE_IN], slot[ATLAS_STATE_OUT]};
+}
+
+// Part `index` of all rows together, when row r has parts(r) of them. All lanes of a warp ask for the same part.
+struct RowPart {
+    bool found;
+    int row, part;
+};
+
+template <class Parts>
+__device__ inline RowPart locate(int index, int sequences, Parts parts) {
+    const int lane = threadIdx.x % WARP;
+    for (int start = 0; start < sequences; start += WARP) {
+        const int own = start + lane < sequences ? parts(start + lane) : 0;
+        int through = own;
+#pragma unroll
+        for (int distance = 1; distance < WARP; distance *= 2) {
+            const int before = __shfl_up_sync(~0u, through, distance);
+            if (lane >= distance) through += before;
+        }
+        const unsigned beyond = __ballot_sync(~0u, through > index);
+        if (beyond) {
+            const int owner = __ffs(beyond) - 1;
+            return {true, start + owner, index - __shfl_sync(~0u, through - own, owner)};
+        }
+        index -= __shfl_sync(~0u, through, WARP - 1);
+    }
+    return {false, 0, 0};
+}
+
+// log2 of what a token leaves of the state: -exp(a_log) softplus(a + dt_bias), in base 2.
+__device__ inline float decay_log2(float a, float a_log, float dt_bias) {
+    const float x = a + dt_bias;
+    return -LOG2E * expf(a_log) * (fmaxf(x, 0.0f) + log1pf(expf(-fabsf(x))));
+}
+
+// The sum over 2^n neighbouring lanes, in all of them.
+__device__ inline float lanes_sum(float v, int lanes) {
+    for (int distance = lanes / 2; distance > 0; distance /= 2) v += __shfl_xor_sync(~0u, v, distance);
+    return v;
+}
+
+}  // namespace atlas
