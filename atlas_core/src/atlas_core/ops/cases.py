@@ -239,7 +239,9 @@ def fill_cache(rng: Rng, batch: Batch, layers: int, layer: int, kv_heads: int, h
 
 def paged_attention(rng: Rng, large: bool) -> Iterator[Trial]:
     """Grouped heads, ragged and empty queries, long contexts, windows."""
-    heads = ((32, 8, 128, 64),) if large else ((9, 3, 64, 16), (4, 4, 32, 16), (4, 1, 64, 32), (32, 8, 128, 64))
+    heads = ((32, 8, 128, 64),) if large else (
+        (9, 3, 64, 16), (4, 4, 32, 16), (4, 1, 64, 32), (32, 8, 128, 64), (4, 1, 256, 32),
+    )  # fmt: skip
     for q_heads, kv_heads, dim, page_tokens in heads:
         sets = [(rows, 0) for rows in (LARGE if large else (*DECODE, *PREFILL))]
         if not large:
