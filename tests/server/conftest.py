@@ -190,8 +190,9 @@ class Running:
     """A server on a free port, in a thread."""
 
     def __init__(
-        self, engine: FakeEngine, options: ServerOptions, served: ServedModel, bring_up: Any = None, store: Any = None
-    ) -> None:
+        self, engine: FakeEngine, options: ServerOptions, served: ServedModel, bring_up: Any = None, store: Any = None,
+        tracing: Any = None,
+    ) -> None:  # fmt: skip
         self.engine = engine
         self.reporter = Recorder()
 
@@ -199,7 +200,7 @@ class Running:
             on_progress(Progress("weights", 1, 2, "half"))
             return Service(engine, served)
 
-        self.app = Application(bring_up or ready, options, self.reporter, store)
+        self.app = Application(bring_up or ready, options, self.reporter, store, tracing)
         listener = bind_socket("127.0.0.1", 0)
         self.url = self.app.url = url_of(listener)
         self.server = DrainingServer(self.app)
@@ -248,9 +249,9 @@ def serving() -> Iterator[Callable[..., Running]]:
 
     def start(
         engine: FakeEngine | None = None, *, served: ServedModel | None = None, bring_up: Any = None, state: str = "ready",
-        store: Any = None, **options: Any,
+        store: Any = None, tracing: Any = None, **options: Any,
     ) -> Running:  # fmt: skip
-        running = Running(engine or FakeEngine(), ServerOptions(**options), served or model(), bring_up, store)
+        running = Running(engine or FakeEngine(), ServerOptions(**options), served or model(), bring_up, store, tracing)
         started.append(running)
         return running.wait(state)
 

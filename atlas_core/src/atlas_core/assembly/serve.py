@@ -14,6 +14,7 @@ from atlas_core.server.ports import OnProgress, Reporter, Service
 from atlas_core.server.run import bind_socket, check_tls, is_loopback, run
 from atlas_core.server.store.opening import open_store
 from atlas_core.server.store.port import StoreLimits
+from atlas_core.server.tracing import open_telemetry
 from atlas_core.settings import Settings
 from atlas_core.vocab.errors import UsageError
 from atlas_core.vocab.messages import Progress
@@ -34,7 +35,10 @@ def serve(settings: Settings, registry: Registry, reporter: Reporter) -> int:
         check_tls(*options.tls)
     limits = StoreLimits(settings.store_max_entries, settings.store_max_bytes, settings.store_retention * _DAY_S)
     store = open_store(settings.store, limits)
-    application = Application(lambda progress: bring_up(settings, registry, progress), options, reporter, store)
+    tracing = None if settings.otlp_endpoint is None else open_telemetry(settings.otlp_endpoint)
+    application = Application(
+        lambda progress: bring_up(settings, registry, progress), options, reporter, store, tracing
+    )
     listener = bind_socket(settings.bind, settings.port)
     if not application.keys.asks and not is_loopback(listener):
         reporter.notice(

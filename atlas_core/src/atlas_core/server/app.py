@@ -1,5 +1,6 @@
 """The application: routes, and the layers around them."""
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -16,7 +17,8 @@ from starlette.types import ASGIApp
 from atlas_core import __version__
 from atlas_core.server import shapes
 from atlas_core.server.auth import KeyGuard, RateGuard
-from atlas_core.server.boundary import Boundary, json_response, record_of
+from atlas_core.server.background import in_background
+from atlas_core.server.boundary import Boundary, Tracing, json_response, record_of
 from atlas_core.server.bounds import Bounds
 from atlas_core.server.chat import Chat
 from atlas_core.server.completions import Completions
@@ -43,16 +45,19 @@ from atlas_core.server.store.port import Store, StoreLimits
 from atlas_core.server.tokens import Tokens
 from atlas_core.vocab.errors import RequestError
 
+_LAST_TRACES_S = 3.0
+
 
 class Application:
     """The server without its socket. ``asgi`` is the ASGI application; ``url`` and ``failed`` have to be set before it starts."""
 
     def __init__(
-        self, bring_up: BringUp, options: ServerOptions, reporter: Reporter, store: Store | None = None
-    ) -> None:
+        self, bring_up: BringUp, options: ServerOptions, reporter: Reporter, store: Store | None = None,
+        tracing: Tracing | None = None,
+    ) -> None:  # fmt: skip
         """``bring_up`` runs in the background once the application has started; until then every request is answered 503.
 
-        ``store`` is closed at the end; without one, responses and conversations are kept in memory.
+        ``store`` and ``tracing`` are closed at the end; without a store, responses and conversations are kept in memory.
         Raises UsageError for options that cannot be used.
         """
         self.options = options
@@ -64,6 +69,7 @@ class Application:
         self._described: Response | None = None
         self._store = store or MemoryStore(StoreLimits(), time.time)
         self._jobs = Jobs()
+        self._tracing = tracing
         shared = Shared(self.lifecycle, self.gate, self._metrics, options)
         self.keys = KeyRing(options.api_keys, options.api_keys_file)
         self.table = RouteTable(self._operations(shared))
@@ -81,7 +87,14 @@ class Application:
         """From the outside in."""
         options, table, clock = self.options, self.table, shared.clock
         layers = [
-            Middleware(Boundary, table=table, metrics=self._metrics, clock=clock, json_logs=options.json_logs),
+            Middleware(
+                Boundary,
+                table=table,
+                metrics=self._metrics,
+                clock=clock,
+                json_logs=options.json_logs,
+                tracing=self._tracing,
+            ),
             Middleware(Bounds, body_timeout=options.body_timeout, clock=clock),
             Middleware(KeyGuard, keys=self.keys, table=table),
         ]
@@ -151,6 +164,10 @@ class Application:
                 await self.lifecycle.close()
                 await self._jobs.close()
                 await self._store.close()
+                if self._tracing is not None:
+                    # A collector that does not answer must not hold up the end.
+                    closing = asyncio.ensure_future(in_background(self._tracing.close))
+                    await asyncio.wait({closing}, timeout=_LAST_TRACES_S)
 
         return life()
 

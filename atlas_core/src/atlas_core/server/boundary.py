@@ -2,9 +2,11 @@
 
 import logging
 import re
+import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import msgspec
 from starlette.datastructures import Headers, MutableHeaders
@@ -57,16 +59,30 @@ def record_of(scope: Scope) -> Record:
     return record
 
 
+class Tracing(Protocol):
+    """Is told of every request when it has ended."""
+
+    def finished(self, record: Record, headers: Mapping[str, str], ended: int) -> None:
+        """``record`` is complete; ``headers`` are the request's, with lower-case names; ``ended`` is Unix time, nanoseconds."""
+        ...
+
+    def close(self) -> None:
+        """Send what is left; may block for seconds."""
+        ...
+
+
 class Boundary:
     """ASGI middleware. Nothing that an application raises gets past it, but cancellation."""
 
     def __init__(
-        self, app: ASGIApp, table: RouteTable, metrics: Metrics, clock: Callable[[], float], *, json_logs: bool
-    ) -> None:
+        self, app: ASGIApp, table: RouteTable, metrics: Metrics, clock: Callable[[], float], *, json_logs: bool,
+        tracing: Tracing | None = None,
+    ) -> None:  # fmt: skip
         self._app = app
         self._table = table
         self._metrics = metrics
         self._clock = clock
+        self._tracing = tracing
         self._write = _as_json if json_logs else _as_text
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -114,6 +130,8 @@ class Boundary:
         finally:
             record.seconds = self._clock() - started
             self._metrics.request(record.endpoint, record.status, record.seconds)
+            if self._tracing is not None:
+                self._tracing.finished(record, headers, time.time_ns())
             # Probes come every few seconds and would bury the requests.
             _LOG.log(logging.DEBUG if record.endpoint in PROBES else logging.INFO, "%s", self._write(record))
 

@@ -106,6 +106,18 @@ def origin() -> Kind:
     return Kind("ORIGIN", accept, accept)
 
 
+def url() -> Kind:
+    """An ``http`` or ``https`` URL with a host, without query and fragment."""
+    wanted = "a URL such as http://localhost:4318"
+
+    def accept(value: object) -> str:
+        if not isinstance(value, str) or not re.fullmatch(r"https?://[^\s/?#]+(/[^\s?#]*)?", value):
+            raise ValueError(wanted)
+        return value
+
+    return Kind("URL", accept, accept)
+
+
 def choice(*names: str) -> Kind:
     """One of ``names``, spelt exactly."""
     wanted = f"one of {', '.join(names)}"

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Any
 
-from atlas_core.settings.kinds import Kind, choice, integer, many, origin, seconds, size, switch, text
+from atlas_core.settings.kinds import Kind, choice, integer, many, origin, seconds, size, switch, text, url
 from atlas_core.settings.sources import BUILT_IN, Source
 
 _META = "atlas option"
@@ -174,6 +174,13 @@ class Settings:
     public_metrics: bool = _option(False, switch(), "Server", "Serve /metrics without a key.")
     metrics_aliases: tuple[str, ...] = _option(
         (), many(choice("vllm")), "Server", "Give metrics the names of another server too.", unset="own names only"
+    )
+    otlp_endpoint: str | None = _option(
+        None,
+        url(),
+        "Server",
+        "OpenTelemetry collector to send traces and metrics to, OTLP over HTTP, such as http://localhost:4318.",
+        unset="nothing is sent",
     )
     cors_origin: tuple[str, ...] = _option(
         (),
