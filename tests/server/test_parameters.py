@@ -138,6 +138,7 @@ def test_unknown_fields_are_told_once(serve, caplog, monkeypatch):
     server = serve()
     with caplog.at_level("WARNING", "atlas.server"):
         assert server.chat(novelty=1, user="u").status_code == 200
-        assert server.chat(novelty=2).status_code == 200
+        assert server.chat(novelty=2, store=True).status_code == 200
+        assert server.chat(store=True, metadata={"a": "b"}).status_code == 200
     told = [record.getMessage() for record in caplog.records if record.name == "atlas.server"]
-    assert told == ["requests have the unknown field 'novelty', which has no effect"]
+    assert told == [f"requests have the field '{name}', which has no effect here" for name in ("novelty", "store")]

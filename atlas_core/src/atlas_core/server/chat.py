@@ -29,7 +29,9 @@ class Chat:
 
     def read(self, body: Mapping[str, Any]) -> tuple[ChatRequest, list[str]]:
         """See Face."""
-        return read_request(ChatRequest, body), unknown_fields(ChatRequest, body)
+        # Answers of this endpoint are not kept, and whoever asks for that should know.
+        kept = ["store"] if body.get("store") else []
+        return read_request(ChatRequest, body), unknown_fields(ChatRequest, body) + kept
 
     def count(self, request: ChatRequest) -> int:
         """One: the conversation."""
@@ -47,6 +49,8 @@ class Chat:
         extra = dict(request.chat_template_kwargs or {})
         if request.reasoning_effort is not None:
             extra.setdefault("reasoning_effort", request.reasoning_effort)
+        if request.verbosity is not None:
+            extra.setdefault("verbosity", request.verbosity)
         budgets = [limit for limit in (request.thinking_token_budget, model.thinking_budget) if limit is not None]
         budget = min(budgets, default=None)
         asked = Conversation(

@@ -43,7 +43,7 @@ _MOST_PREPARATION_S = 30
 
 
 class UnknownFields:
-    """Tells of every unknown field once."""
+    """Tells once of every field that has no effect."""
 
     def __init__(self) -> None:
         self._told: set[str] = set()
@@ -53,7 +53,7 @@ class UnknownFields:
         for name in names:
             if name not in self._told and len(self._told) < _MOST_NAMES:
                 self._told.add(name)
-                _LOG.warning("requests have the unknown field %r, which has no effect", name[:64])
+                _LOG.warning("requests have the field %r, which has no effect here", name[:64])
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,7 +66,7 @@ class Request(Struct, kw_only=True):
 class ChatRequest(Request, kw_only=True):
     """``POST /v1/chat/completions``. ``max_completion_tokens`` wins over ``max_tokens``; neither means up to the context size.
 
-    ``thinking_token_budget`` is the most tokens of a thought; 0 asks for none.
+    ``thinking_token_budget`` is the most tokens of a thought; 0 asks for none. ``verbosity`` is a variable of the chat template.
     """
 
     messages: Annotated[list[dict[str, Any]], Meta(min_length=1)]
@@ -77,6 +77,7 @@ class ChatRequest(Request, kw_only=True):
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
     thinking_token_budget: NotNegative | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
@@ -158,7 +159,7 @@ UNSUPPORTED: Mapping[type[Struct], Mapping[str, tuple[Any, ...]]] = MappingProxy
         ChatRequest: {
             **_NEUTRAL_EVERYWHERE,
             "functions": ([],), "function_call": ("none", "auto"),
-            "audio": (), "modalities": (["text"],), "prediction": (), "web_search_options": (), "verbosity": ("medium",),
+            "audio": (), "modalities": (["text"],), "prediction": (), "web_search_options": (),
             "echo": (False,), "best_of": (1,), "documents": ([],), "moderation": (),
         },
         CompletionRequest: {

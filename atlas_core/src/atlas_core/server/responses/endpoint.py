@@ -85,8 +85,11 @@ class Responses:
         with ExitStack() as stack:
             places = stack.enter_context(shared.gate.enter(1, capacity))
             work = await while_connected(receive, self._understand(service, request, owner_of(http.headers), arrival))
-            deltas = self._kept(run(service.engine, work.turn, places, shared.metrics, shared.clock), work)
             record = record_of(scope)
+            record.model, record.stream = work.turn.model, work.turn.stream
+            # A response in the background outlives its request, and so the record of that.
+            written = None if request.background else record
+            deltas = self._kept(run(service.engine, work.turn, places, shared.metrics, shared.clock, written), work)
             if not request.background:
                 await while_connected(receive, self._answer(work, deltas, record, scope, receive, send))
                 return

@@ -33,9 +33,6 @@ def chat_request(request: InputRequest, items: Sequence[Item], tools: Tools) -> 
             code="missing_field",
         )  # fmt: skip
     choice = chat_choice(request.tool_choice, tools)
-    extra = dict(request.chat_template_kwargs or {})
-    if request.text and request.text.verbosity:
-        extra.setdefault("verbosity", request.text.verbosity)
     chat = ChatRequest(
         model=request.model,
         messages=messages,
@@ -46,7 +43,8 @@ def chat_request(request: InputRequest, items: Sequence[Item], tools: Tools) -> 
         response_format=_response_format(request.text.format if request.text else None),
         reasoning_effort=request.reasoning.effort if request.reasoning else None,
         thinking_token_budget=request.thinking_token_budget,
-        chat_template_kwargs=extra or None,
+        verbosity=request.text.verbosity if request.text else None,
+        chat_template_kwargs=request.chat_template_kwargs,
     )
     if isinstance(request, ResponsesRequest):
         for name in _SAMPLING:
