@@ -25,6 +25,7 @@ TENSOR = ("HMMA", "HGMMA", "QMMA", "OMMA", "IMMA")
 LOCAL = {"STL", "LDL"}
 """Stores to and loads from a thread's own memory."""
 COPIES, PRODUCTS, WIDE_PRODUCTS, MATRICES = "LDGSTS", "HMMA.16816.F32", "HGMMA.64x128x16.F32", "LDSM"
+ANY_WIDE, BOXES = "HGMMA", "UTMALDG"
 ALONE = "ACQBULK"
 """griddepcontrol.wait: what a kernel says that may begin before its predecessor has ended."""
 EARLY = "PREEXIT"
@@ -42,6 +43,8 @@ EXPECTED = {
     "moe_down": {COPIES, PRODUCTS, EARLY},
     "moe_gemm": {COPIES, PRODUCTS, MATRICES},
     "atlas_plugin_hopper:moe_gemm": {COPIES, WIDE_PRODUCTS},
+    "atlas_plugin_hopper:paged_prefill_wgmma": {COPIES, ANY_WIDE},
+    "atlas_plugin_hopper:linear_tma": {BOXES, ANY_WIDE},
     "paged_decode": {COPIES, PRODUCTS},
     "paged_prefill": {COPIES, PRODUCTS, MATRICES},
 }
@@ -136,10 +139,18 @@ def test_sources_become_the_instructions_that_they_rest_on(builds, hardware, arc
         # Products of float16 name no type, those of bfloat16 do.
         element = "" if "ELEMENT_F16" in dict(unit.defines) else ".BF16"
         products = {f"{opcode}{element}" for opcode in expected & {PRODUCTS, WIDE_PRODUCTS}}
+        others = expected - {PRODUCTS, WIDE_PRODUCTS, ANY_WIDE}
         for function, opcodes in builds.opcodes(builds.path(hardware, arch, unit.module)).items():
             found = {opcode if opcode.startswith(TENSOR) else opcode.partition(".")[0] for opcode in opcodes}
-            assert expected - {PRODUCTS, WIDE_PRODUCTS} <= found, (unit.module, function)
-            assert {opcode for opcode in found if opcode.startswith(TENSOR)} == products, (unit.module, function)
+            assert others <= found, (unit.module, function)
+            tensor = {opcode for opcode in found if opcode.startswith(TENSOR)}
+            if ANY_WIDE in expected:
+                assert tensor, (unit.module, function)
+                assert {opcode.startswith(ANY_WIDE) and opcode.endswith(f".F32{element}") for opcode in tensor} == {
+                    True
+                }
+            else:
+                assert tensor == products, (unit.module, function)
     assert {name for name in EXPECTED if ":" not in name} <= checked
 
 
@@ -183,7 +194,10 @@ def test_targets_without_a_or_f_have_none_of_it(builds, source, tmp_path):
 
 
 def test_sources_write_bulk_copies_to_their_own_block_only(builds):
-    """``.shared::cluster`` as the target of a bulk copy is a call of the driver on sm_12x, and no faster on Hopper."""
+    """``.shared::cluster`` as the target of a bulk copy is a call of the driver on sm_12x, and no faster on Hopper.
+
+    Hopper's own sources may write to all blocks of a cluster at once.
+    """
     texts = {}
     for hardware in ("hopper", "gb10"):
         for unit in builds.tree.units(hardware):
@@ -191,4 +205,8 @@ def test_sources_write_bulk_copies_to_their_own_block_only(builds):
                 texts[path] = (builds.tree.read(path) or b"").decode()
     assert len(texts) > 10
     copies = {path: [line for line in text.splitlines() if "cp.async.bulk" in line] for path, text in texts.items()}
-    assert {path: lines for path, lines in copies.items() if any("shared::cluster" in line for line in lines)} == {}
+    wide = {path: [line for line in lines if "shared::cluster" in line] for path, lines in copies.items()}
+    assert {path for path, lines in wide.items() if lines} <= {
+        path for path in copies if path.startswith("atlas_plugin_hopper:")
+    }
+    assert [line for lines in wide.values() for line in lines if "multicast::cluster" not in line] == []

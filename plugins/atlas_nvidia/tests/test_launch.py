@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atlas_core.vocab.errors import KernelError
-from atlas_core.vocab.kernel import Arg, Geometry, LaunchAttrs, Param, f32, i32, i64, ptr, u32
+from atlas_core.vocab.kernel import Arg, Geometry, LaunchAttrs, Param, TensorMap, f32, i32, i64, ptr, tensor_map, u32
 from atlas_nvidia.launch import Limits, PackedArguments, check_arguments, check_geometry
 
 FORMATS = {"ptr": "<Q", "i32": "<i", "u32": "<I", "i64": "<q", "f32": "<f"}
@@ -25,7 +25,7 @@ ARGS = st.one_of(
 @settings(deadline=None)
 @given(st.lists(ARGS, max_size=20))
 def test_the_driver_finds_every_value_behind_its_pointer(args: list[Arg]) -> None:
-    packed = PackedArguments(args)
+    packed = PackedArguments(args, encode=lambda matrix: (0, matrix))
     pointers = (ctypes.c_uint64 * max(len(args), 1)).from_address(packed.address)
     for pointer, arg in zip(pointers, args, strict=False):
         layout = FORMATS[arg.kind]
@@ -33,9 +33,24 @@ def test_the_driver_finds_every_value_behind_its_pointer(args: list[Arg]) -> Non
         assert struct.unpack(layout, raw)[0] == arg.value
 
 
+def test_a_matrix_is_given_as_the_driver_describes_it() -> None:
+    matrix = TensorMap(1 << 20, 64, 128, 2, 32)
+    seen = []
+
+    def encode(given: TensorMap) -> tuple[int, object]:
+        seen.append(given)
+        return 0xABC0, given
+
+    packed = PackedArguments([i32(7), tensor_map(matrix)], encode)
+    assert seen == [matrix]
+    assert (ctypes.c_uint64 * 2).from_address(packed.address)[1] == 0xABC0
+
+
 def test_arguments_that_fit_are_taken() -> None:
     check_arguments(
-        "k", [Param("ptr", "x", "float"), Param("i32", "n"), Param("f32", "eps")], [ptr(8), i32(-1), f32(1e-5)]
+        "k",
+        [Param("ptr", "x", "float"), Param("i32", "n"), Param("f32", "eps"), Param("map", "w")],
+        [ptr(8), i32(-1), f32(1e-5), tensor_map(TensorMap(1 << 20, 64, 128, 2, 32))],
     )
 
 
@@ -47,6 +62,11 @@ def test_arguments_that_fit_are_taken() -> None:
         ([Param("i32", "n")], [i32(2**31)], "2147483648 does not fit"),
         ([Param("u32", "n")], [u32(-1)], "-1 does not fit"),
         ([Param("ptr", "x", "const float")], [ptr(-8)], "x of k is ptr<const float>"),
+        ([Param("map", "w")], [Arg("map", 16)], "its matrix is None"),
+        ([Param("map", "w")], [tensor_map(TensorMap(8, 64, 128, 2, 32))], "at 0x8"),
+        ([Param("map", "w")], [tensor_map(TensorMap(16, 64, 12, 2, 32))], "rows of 24 bytes"),
+        ([Param("map", "w")], [tensor_map(TensorMap(16, 64, 128, 8, 32))], "elements have 8 bytes"),
+        ([Param("map", "w")], [tensor_map(TensorMap(16, 64, 128, 2, 257))], "a box of 257 rows"),
     ],
 )
 def test_arguments_that_do_not_fit_are_named(params: list[Param], args: list[Arg], words: str) -> None:

@@ -175,6 +175,8 @@ PREFILL: tuple[tuple[Rows, Rows], ...] = (
     (((70, 0),), ((64, 190),)),
 )
 LONG: tuple[tuple[Rows, Rows], ...] = ((((1, 4095),), ((1, 2050),)),)
+TILES: tuple[Rows, Rows] = (((300, 5), (1, 700), (130, 0), (0, 3)), ((257, 130), (64, 449)))
+"""Several tiles of queries and of keys, with ends inside them."""
 LARGE: tuple[tuple[Rows, Rows], ...] = ((((1, 4095),) * 1,) * 2, (((1, 4095),) * 8,) * 2, (((512, 0),),) * 2)
 
 
@@ -247,6 +249,7 @@ def paged_attention(rng: Rng, large: bool) -> Iterator[Trial]:
         if not large:
             sets += [(rows, window) for rows in (DECODE[1], DECODE[2], PREFILL[0]) for window in (1, 20)]
             sets += [(rows, 0) for rows in LONG]
+            sets += [(TILES, window) for window in (0, 150)]
         for index, (rows, window) in enumerate(sets):
             label = (
                 f"heads={q_heads}/{kv_heads} dim={dim} page={page_tokens} longest={_longest(rows)}"

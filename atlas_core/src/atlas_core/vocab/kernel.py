@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 from typing import Literal
 
-ParamKind = Literal["ptr", "i32", "u32", "i64", "f32"]
+ParamKind = Literal["ptr", "i32", "u32", "i64", "f32", "map"]
 
 
 @dataclass(frozen=True, slots=True)
 class Param:
-    """One declared parameter of a kernel entry: ``ptr<const float> x``, ``i32 hidden``, ``f32 eps``.
+    """One declared parameter of a kernel entry: ``ptr<const float> x``, ``i32 hidden``, ``f32 eps``, ``map weight``.
 
     ``element`` is what a ptr points to, in the language of the kernels; empty for an untyped ptr and for scalars.
     """
@@ -27,11 +27,27 @@ class Param:
 
 
 @dataclass(frozen=True, slots=True)
+class TensorMap:
+    """A row-major matrix in device memory, of which a copy engine brings one box at a time into shared memory.
+
+    ``address`` is a multiple of 16, as are the bytes of a row of ``width`` elements of ``itemsize`` bytes. A box has ``box_rows`` rows of
+    128 bytes, swizzled by 16-byte pieces; what of it lies outside the matrix becomes zeros. (CUDA: cuTensorMapEncodeTiled.)
+    """
+
+    address: int
+    rows: int
+    width: int
+    itemsize: int
+    box_rows: int
+
+
+@dataclass(frozen=True, slots=True)
 class Arg:
-    """One value for one parameter. A ``ptr`` is a device address."""
+    """One value for one parameter. A ``ptr`` is a device address; a ``map`` has that of its ``matrix``, for devices with copy engines."""
 
     kind: ParamKind
     value: int | float
+    matrix: TensorMap | None = None
 
 
 def ptr(address: int) -> Arg:
@@ -57,6 +73,11 @@ def i64(value: int) -> Arg:
 def f32(value: float) -> Arg:
     """A 32-bit float."""
     return Arg("f32", value)
+
+
+def tensor_map(matrix: TensorMap) -> Arg:
+    """A matrix for the copy engine."""
+    return Arg("map", matrix.address, matrix)
 
 
 @dataclass(frozen=True, slots=True)

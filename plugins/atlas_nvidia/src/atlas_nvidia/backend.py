@@ -10,9 +10,17 @@ from cuda.bindings import driver as cuda
 from atlas_core.contracts.backend import Capabilities, DeviceFacts, GpuBackend, Launch
 from atlas_core.kernels.library import KernelLibrary
 from atlas_core.vocab.errors import BudgetError, DeviceError, KernelError, UsageError
-from atlas_core.vocab.kernel import Arg, Geometry, LaunchAttrs
+from atlas_core.vocab.kernel import Arg, Geometry, LaunchAttrs, TensorMap
 from atlas_nvidia.driver import Device, checked, device, failure
-from atlas_nvidia.launch import CudaKernel, CudaLaunch, Limits, PackedArguments, check_arguments, check_geometry
+from atlas_nvidia.launch import (
+    BOX_BYTES,
+    CudaKernel,
+    CudaLaunch,
+    Limits,
+    PackedArguments,
+    check_arguments,
+    check_geometry,
+)
 
 _PORTABLE_CLUSTER = 8
 _ALL_SHARED = 100
@@ -199,7 +207,7 @@ class CudaBackend:
         config.sharedMemBytes = geometry.shared
         config.attrs = _attributes(attrs)
         config.numAttrs = len(config.attrs)
-        return CudaLaunch(kernel, geometry, tuple(args), attrs, config, PackedArguments(args))
+        return CudaLaunch(kernel, geometry, tuple(args), attrs, config, PackedArguments(args, _encode))
 
     def enqueue(self, launch: Launch, stream: Any) -> None:
         """See GpuBackend. Raises DeviceError for a launch that another backend prepared."""
@@ -307,6 +315,24 @@ class CudaBackend:
         for module in self._modules.values():
             cuda.cuModuleUnload(module)
         cuda.cuDevicePrimaryCtxRelease(self._gpu.handle)
+
+
+def _encode(matrix: TensorMap) -> tuple[int, Any]:
+    """The driver's tensor map and its address: elements as unsigned integers of their size, which zeros are too."""
+    types, size = cuda.CUtensorMapDataType, matrix.itemsize
+    kind = {
+        1: types.CU_TENSOR_MAP_DATA_TYPE_UINT8, 2: types.CU_TENSOR_MAP_DATA_TYPE_UINT16, 4: types.CU_TENSOR_MAP_DATA_TYPE_UINT32,
+    }[size]  # fmt: skip
+    extents, boxes = (matrix.width, matrix.rows), (BOX_BYTES // size, matrix.box_rows)
+    encoded = cuda.cuTensorMapEncodeTiled(
+        kind, 2, matrix.address, [cuda.cuuint64_t(n) for n in extents], [cuda.cuuint64_t(matrix.width * size)],
+        [cuda.cuuint32_t(n) for n in boxes], [cuda.cuuint32_t(1)] * 2,
+        cuda.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE, cuda.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
+        cuda.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+        cuda.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+    )  # fmt: skip
+    made = checked(encoded, f"Describing {matrix} to the copy engine")
+    return int(made.getPtr()), made
 
 
 def _driver_version() -> str:

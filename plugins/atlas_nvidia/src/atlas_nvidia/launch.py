@@ -1,28 +1,36 @@
 """A launch: arguments packed once into memory that the driver reads at every enqueue. Pure but for ctypes."""
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from atlas_core.kernels.library import CompiledKernel
 from atlas_core.vocab.errors import KernelError
-from atlas_core.vocab.kernel import Arg, Geometry, LaunchAttrs, Param
+from atlas_core.vocab.kernel import Arg, Geometry, LaunchAttrs, Param, TensorMap
 
 _TYPES: dict[str, Any] = {
     "ptr": ctypes.c_uint64, "i32": ctypes.c_int32, "u32": ctypes.c_uint32, "i64": ctypes.c_int64, "f32": ctypes.c_float,
 }  # fmt: skip
-_RANGES = {"ptr": (0, 2**64), "i32": (-(2**31), 2**31), "u32": (0, 2**32), "i64": (-(2**63), 2**63)}
+_RANGES = {"ptr": (0, 2**64), "map": (0, 2**64), "i32": (-(2**31), 2**31), "u32": (0, 2**32), "i64": (-(2**63), 2**63)}
 
 
 class PackedArguments:
-    """The values, 8 bytes apart, and the array of their addresses that cuLaunchKernelEx takes (``address``)."""
+    """The values, 8 bytes apart, and the array of their addresses that cuLaunchKernelEx takes (``address``).
 
-    def __init__(self, args: Sequence[Arg]) -> None:
+    ``encode`` makes the driver's form of a TensorMap: its address, and what keeps it alive.
+    """
+
+    def __init__(self, args: Sequence[Arg], encode: Callable[[TensorMap], tuple[int, Any]]) -> None:
         self._values = (ctypes.c_uint64 * max(len(args), 1))()
+        self._maps = []
         base = ctypes.addressof(self._values)
         self._pointers = (ctypes.c_void_p * max(len(args), 1))()
         for index, arg in enumerate(args):
+            if arg.matrix is not None:
+                self._pointers[index], kept = encode(arg.matrix)
+                self._maps.append(kept)
+                continue
             _TYPES[arg.kind].from_buffer(self._values, 8 * index).value = arg.value
             self._pointers[index] = base + 8 * index
         self.address = ctypes.addressof(self._pointers)
@@ -38,9 +46,28 @@ def check_arguments(kernel: str, params: Sequence[Param], args: Sequence[Arg]) -
     for param, arg in zip(params, args, strict=True):
         if arg.kind != param.kind:
             raise KernelError(f"{param.name} of {kernel} is {param.type}", f"the argument is {arg.kind}", _FAULT)
+        if (arg.matrix is not None) != (arg.kind == "map"):
+            raise KernelError(f"{param.name} of {kernel} is {param.type}", f"its matrix is {arg.matrix}", _FAULT)
+        if arg.matrix is not None and (reason := _unfit(arg.matrix)):
+            raise KernelError(f"{param.name} of {kernel} cannot be copied in boxes", reason, _FAULT)
         low, high = _RANGES.get(arg.kind, (None, None))
         if low is not None and high is not None and not low <= arg.value < high:
             raise KernelError(f"{param.name} of {kernel} is {param.type}", f"{arg.value} does not fit", _FAULT)
+
+
+def _unfit(matrix: TensorMap) -> str:
+    """Why the copy engine cannot take boxes of this matrix (CUDA driver API, cuTensorMapEncodeTiled); empty when it can."""
+    if matrix.itemsize not in MAP_ITEMS:
+        return f"elements have {matrix.itemsize} bytes, not 1, 2 or 4"
+    if matrix.address % 16 or matrix.width * matrix.itemsize % 16:
+        return f"at {matrix.address:#x}, rows of {matrix.width * matrix.itemsize} bytes: both must be multiples of 16"
+    return "" if 0 < matrix.box_rows <= 256 else f"a box of {matrix.box_rows} rows, from 1 to 256"
+
+
+MAP_ITEMS = (1, 2, 4)
+"""Bytes of an element that boxes are made of."""
+BOX_BYTES = 128
+"""Of a row of a box: what the swizzle of 128 bytes spans."""
 
 
 _FAULT = "this is a fault of the implementation that launches it"
@@ -126,7 +153,7 @@ class CudaLaunch:
         """Kernel, geometry and every argument by name."""
         g = self.geometry
         values = ", ".join(
-            f"{param.name}={arg.value:#x}" if arg.kind == "ptr" else f"{param.name}={arg.value}"
+            f"{param.name}={arg.value:#x}" if arg.kind in ("ptr", "map") else f"{param.name}={arg.value}"
             for param, arg in zip(self.kernel.compiled.params, self.args, strict=True)
         )
         cluster = f" cluster {self.attrs.cluster}" if self.attrs.cluster else ""

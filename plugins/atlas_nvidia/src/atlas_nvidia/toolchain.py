@@ -20,8 +20,10 @@ _FLAGS = ("-cubin", "-std=c++17", "-O3", "-Xptxas", "-v")
 _ARCH = re.compile(r"sm_(?P<number>[0-9]{2,3}[af]?)")
 _HEADERS = {
     "__nv_bfloat16": "cuda_bf16.h", "__nv_bfloat162": "cuda_bf16.h", "__half": "cuda_fp16.h", "__half2": "cuda_fp16.h",
-    "__nv_fp8_e4m3": "cuda_fp8.h", "__nv_fp8_e5m2": "cuda_fp8.h",
+    "__nv_fp8_e4m3": "cuda_fp8.h", "__nv_fp8_e5m2": "cuda_fp8.h", "map": "cuda.h",
 }  # fmt: skip
+_MAP = "const __grid_constant__ CUtensorMap"
+"""How a kernel takes a ``map``: by value, in memory that the copy engine can read."""
 _COMPILING = re.compile(r"Compiling entry function '(?P<name>[^']+)'")
 _PROPERTIES = re.compile(r"Function properties for (?P<name>\S+)")
 _SPILLS = re.compile(r"(?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes spill loads")
@@ -76,7 +78,8 @@ class NvidiaComputeTarget:
         words = {word for declared, _ in params for word in re.findall(r"\w+", declared)}
         headers = sorted({_HEADERS[word] for word in words & _HEADERS.keys()} | {"stdint.h"})
         lines = [f"#include <{header}>" for header in headers]
-        return "\n".join([*lines, f'extern "C" __global__ void {entry}({c_parameters(params)});'])
+        listed = ", ".join(f"{_MAP} {name}" if kind == "map" else c_parameters([(kind, name)]) for kind, name in params)
+        return "\n".join([*lines, f'extern "C" __global__ void {entry}({listed});'])
 
     def compile(
         self, compiler: Compiler, source: Path, output: Path, arch: str, flags: Sequence[str], includes: Sequence[Path],

@@ -85,6 +85,8 @@ def _slot(kernel: Kernel, param: Param, arg: Arg) -> int:
         raise KernelError(f"{kernel}: parameter {param} was given {arg}", "kinds must be equal")
     if param.kind == "f32":
         return int(np.array(arg.value, np.float32).view(np.uint32))
+    if param.kind == "map":
+        raise KernelError(f"{kernel}: parameter {param} describes a matrix", "a CPU has no copy engine to give it to")
     low, high = _WHOLE[param.kind]
     if not isinstance(arg.value, int) or not low <= arg.value < high:
         raise KernelError(

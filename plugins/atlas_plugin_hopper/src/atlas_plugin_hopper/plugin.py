@@ -15,6 +15,7 @@ class Hopper:
             backend="atlas_nvidia.backend:open_backend",
             probe="atlas_nvidia.probe:probe_sm90",
             kernel_roots=(KernelRoot("atlas_plugin_hopper"),),
+            implementations="atlas_plugin_hopper.implementations:implementations",
         )
 
 

@@ -83,14 +83,20 @@ class KvAppend(_Cached):
         return self.launch(context, spread(need.tokens * attrs["kv_heads"] * attrs["head_dim"] // VECTOR), args)
 
 
-class _Attention(_Cached):
+class Attention(_Cached):
+    """What all kernels of this op have in common; a subclass says which needs it refuses and how it is launched."""
+
     op = "paged_attention"
+
+    def common_refusals(self, need: OpNeed) -> list[str]:
+        """Refusals of other types and pages."""
+        return [
+            *not_fast(need, self.element), *other_type(need, self.element, "q", "y"), *other_cache(need, self.element),
+        ]  # fmt: skip
 
     def refusals(self, need: OpNeed) -> list[str]:
         """See Implementation."""
-        reasons = [
-            *not_fast(need, self.element), *other_type(need, self.element, "q", "y"), *other_cache(need, self.element),
-        ]  # fmt: skip
+        reasons = self.common_refusals(need)
         sizes = tuple(GROUPS[self.element])
         if need.attrs["head_dim"] not in sizes:
             reasons.append(f"head_dim is {need.attrs['head_dim']}, and there are kernels for {sizes}")
@@ -108,7 +114,7 @@ class _Attention(_Cached):
         ]  # fmt: skip
 
 
-class Decode(_Attention):
+class Decode(Attention):
     """One query a sequence, for one head size and up to ``group`` query heads a cluster.
 
     The smallest group that takes all query heads of a key head ranks highest; the others would idle or read keys twice.
@@ -171,7 +177,7 @@ def best_group(heads: int, groups: Sequence[int]) -> int:
     return next((group for group in groups if group >= heads), groups[-1])
 
 
-class Prefill(_Attention):
+class Prefill(Attention):
     """Any number of queries a sequence, for one head size."""
 
     entry = "paged_prefill"

@@ -40,7 +40,7 @@ def streaming_bytes(columns: int, depth: int = DEPTH) -> int:
     return 8 * depth * 2048 + 2 * 8 * ROWS * columns * 4
 
 
-class _Linear(Implementation):
+class Linear(Implementation):
     """Both ops: ``residual`` tells whether a sum with the residual stream follows."""
 
     def __init__(self, residual: bool, variant: str, module: str, element: DType) -> None:
@@ -72,7 +72,7 @@ class _Linear(Implementation):
         ]  # fmt: skip
 
 
-class Streamed(_Linear):
+class Streamed(Linear):
     """Up to ``columns`` tokens: bound by the speed at which weights arrive. Fewer columns rank higher."""
 
     entry = "linear_gemv"
@@ -106,7 +106,7 @@ class Streamed(_Linear):
         return streaming_bytes(self.columns, depth) + 8 * depth * 128 * need.operands["x"].shape[0]
 
 
-class Tiled(_Linear):
+class Tiled(Linear):
     """Any number of tokens, ``edge`` of them and 128 weight rows a tile. Tall tiles win once they fill the machine.
 
     Where tiles are fewer than processors, clusters share out the summed dimension.

@@ -1,0 +1,201 @@
+// y = x · weightᵀ (+ residual) for prompts: tiles of 128 tokens and 256 weight rows, copied by the tensor memory
+// accelerator and multiplied by two warpgroups of 64 tokens each (after CUTLASS's "cooperative" schedule).
+//
+// Two blocks of a cluster take the same weight rows and neighbouring tokens; each fetches half of the weights for both, which
+// halves what the L2 cache has to give. Clusters are as many as the machine holds and walk over the tiles, so that the
+// copies of the next tile run while the sums of the last are stored.
+#include <cuda.h>
+
+#include "wgmma.cuh"
+
+#ifndef STAGES
+#define STAGES 4
+#endif
+
+using namespace atlas;
+
+namespace {
+
+constexpr int TOKENS = 128, ROWS = 256, DEPTH = PANEL, CONSUMERS = 2, PEERS = 2;
+constexpr int THREADS = (1 + CONSUMERS) * WARPGROUP;
+constexpr int X_BYTES = TOKENS * DEPTH * 2, SHARE_BYTES = ROWS / PEERS * DEPTH * 2;
+constexpr int STAGE_BYTES = X_BYTES + PEERS * SHARE_BYTES;
+
+__device__ uint32_t block_in_cluster() {
+    uint32_t rank;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+
+__device__ void meet_peer() {
+    asm volatile("barrier.cluster.arrive.relaxed; barrier.cluster.wait;" ::: "memory");
+}
+
+// Waits for so many bytes besides the arrivals.
+__device__ void barrier_expect(uint32_t barrier, int bytes) {
+    asm volatile("{ .reg .b64 s; mbarrier.arrive.expect_tx.shared::cta.b64 s, [%0], %1; }" ::"r"(barrier), "r"(bytes)
+                 : "memory");
+}
+
+__device__ void arrive_at(uint32_t barrier, int block) {
+    asm volatile("{ .reg .b32 there; mapa.shared::cluster.u32 there, %0, %1;"
+                 " mbarrier.arrive.shared::cluster.b64 _, [there]; }" ::"r"(barrier), "r"(block)
+                 : "memory");
+}
+
+__device__ void copy_tile(uint32_t to, const CUtensorMap* map, int column, int row, uint32_t barrier) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cta.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];"
+                 ::"r"(to), "l"(map), "r"(column), "r"(row), "r"(barrier) : "memory");
+}
+
+// The same into the shared memory of both blocks, announced at the barriers of both.
+__device__ void copy_tile_to_all(uint32_t to, const CUtensorMap* map, int column, int row, uint32_t barrier) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
+                 " [%0], [%1, {%2, %3}], [%4], %5;"
+                 ::"r"(to), "l"(map), "r"(column), "r"(row), "r"(barrier), "h"(static_cast<uint16_t>(3)) : "memory");
+}
+
+#define F4(i) "+f"(acc[i][0]), "+f"(acc[i][1]), "+f"(acc[i][2]), "+f"(acc[i][3])
+#define F16(i) F4(i), F4(i + 1), F4(i + 2), F4(i + 3)
+
+// acc[64 x 256] (+)= a[64 x 16] b[256 x 16]ᵀ, started.
+__device__ void wide_product(float (&acc)[32][4], uint64_t a, uint64_t b, int add) {
+    asm volatile(
+        "{ .reg .pred p; setp.ne.b32 p, %130, 0; wgmma.mma_async.sync.aligned.m64n256k16.f32." ELEMENT "." ELEMENT " "
+        "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,"
+        "%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,"
+        "%58,%59,%60,%61,%62,%63,%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,"
+        "%86,%87,%88,%89,%90,%91,%92,%93,%94,%95,%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,"
+        "%111,%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127}, %128, %129, p, 1, 1, 0, 0; }"
+        : F16(0), F16(4), F16(8), F16(12), F16(16), F16(20), F16(24), F16(28)
+        : "l"(a), "l"(b), "r"(add));
+}
+
+#undef F4
+#undef F16
+
+// Which tile comes at which turn: the tokens of a pair of blocks vary fastest, so that clusters that run together share
+// weights; past GROUP pairs of tiles of tokens the rows advance, so that they share tokens as well.
+struct Walk {
+    int pairs, columns;
+    static constexpr int GROUP = 8;
+    __device__ int count() const { return pairs * columns; }
+    __device__ void at(int turn, int& pair, int& column) const {
+        const int band = turn / (GROUP * columns), inside = turn % (GROUP * columns);
+        const int height = min(GROUP, pairs - band * GROUP);
+        pair = band * GROUP + inside % height;
+        column = inside / height;
+    }
+};
+
+}  // namespace
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+linear_tma(const int32_t* counts, int32_t live_word, const __grid_constant__ CUtensorMap x,
+           const __grid_constant__ CUtensorMap weight, const float* residual, void* y, int32_t rows, int32_t width,
+           int32_t y_f32) {
+    extern __shared__ __align__(1024) unsigned char shared[];
+    __shared__ __align__(8) uint64_t barrier_words[2 * STAGES];
+    admit_successor();
+    const uint32_t base = shared_address(shared), barriers = shared_address(barrier_words);
+    auto full = [&](int stage) { return barriers + stage * 8; };
+    auto empty = [&](int stage) { return barriers + (STAGES + stage) * 8; };
+    const int peer = static_cast<int>(block_in_cluster());
+    if (threadIdx.x == 0) {
+        for (int stage = 0; stage < STAGES; ++stage) {
+            barrier_init(full(stage), 1);
+            barrier_init(empty(stage), CONSUMERS * PEERS);
+        }
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    meet_peer();
+    const int live = counts[live_word], steps = (width + DEPTH - 1) / DEPTH;
+    const Walk walk{(live + PEERS * TOKENS - 1) / (PEERS * TOKENS), (rows + ROWS - 1) / ROWS};
+    const int clusters = gridDim.x / PEERS, first = blockIdx.x / PEERS;
+    if (threadIdx.x < WARPGROUP) {
+        give_registers<40>();
+        if (threadIdx.x == 0) {
+            int stage = 0, parity = 1;
+            bool waited = false;
+            for (int turn = first; turn < walk.count(); turn += clusters) {
+                int pair, column;
+                walk.at(turn, pair, column);
+                const int token = (pair * PEERS + peer) * TOKENS, row = column * ROWS + peer * (ROWS / PEERS);
+                for (int step = 0; step < steps; ++step) {
+                    barrier_wait(empty(stage), parity);
+                    barrier_expect(full(stage), STAGE_BYTES);
+                    const uint32_t to = base + stage * STAGE_BYTES;
+                    copy_tile_to_all(to + X_BYTES + peer * SHARE_BYTES, &weight, step * DEPTH, row, full(stage));
+                    if (!waited) {
+                        wait_for_predecessor();
+                        waited = true;
+                    }
+                    copy_tile(to, &x, step * DEPTH, token, full(stage));
+                    if (++stage == STAGES) {
+                        stage = 0;
+                        parity ^= 1;
+                    }
+                }
+            }
+            if (!waited) wait_for_predecessor();
+        } else {
+            wait_for_predecessor();
+        }
+    } else {
+        take_registers<232>();
+        wait_for_predecessor();
+        const int group = threadIdx.x / WARPGROUP - 1, thread = threadIdx.x % WARPGROUP, lane = thread % WARP;
+        int stage = 0, parity = 0;
+        for (int turn = first; turn < walk.count(); turn += clusters) {
+            int pair, column;
+            walk.at(turn, pair, column);
+            float acc[ROWS / 8][4];
+            int last = 0;
+            for (int step = 0; step < steps; ++step) {
+                barrier_wait(full(stage), parity);
+                const uint32_t tile = base + stage * STAGE_BYTES, mine = tile + group * 64 * DEPTH * 2;
+                begin_products();
+#pragma unroll
+                for (int k = 0; k < DEPTH / 16; ++k) {
+                    wide_product(acc, summed_inside(mine + k * 32), summed_inside(tile + X_BYTES + k * 32), step + k);
+                }
+                commit_products();
+                if (step) {
+                    wait_products<1>();
+                    if (thread < PEERS) arrive_at(empty(last), thread);
+                }
+                last = stage;
+                if (++stage == STAGES) {
+                    stage = 0;
+                    parity ^= 1;
+                }
+            }
+            wait_products<0>();
+            if (thread < PEERS) arrive_at(empty(last), thread);
+            const int token = (pair * PEERS + peer) * TOKENS + group * 64 + thread / WARP * 16 + lane / 4;
+            const int first_row = column * ROWS + lane % 4 * 2;
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                if (token + half * 8 >= live) continue;
+                const int64_t line = static_cast<int64_t>(token + half * 8) * rows;
+#pragma unroll
+                for (int j = 0; j < ROWS / 8; ++j) {
+                    const int row = first_row + j * 8;
+                    if (row >= rows) break;
+                    float2 value = make_float2(acc[j][2 * half], acc[j][2 * half + 1]);
+                    if (residual) {
+                        const float2 before = *reinterpret_cast<const float2*>(residual + line + row);
+                        value.x += before.x;
+                        value.y += before.y;
+                    }
+                    if (y_f32) {
+                        *reinterpret_cast<float2*>(static_cast<float*>(y) + line + row) = value;
+                    } else {
+                        *reinterpret_cast<uint32_t*>(static_cast<uint16_t*>(y) + line + row) = pack(value.x, value.y);
+                    }
+                }
+            }
+        }
+    }
+    meet_peer();  // nobody leaves while its peer still writes into its shared memory
+}
