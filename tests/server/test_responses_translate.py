@@ -253,7 +253,7 @@ TYPES = st.sampled_from(
 RUBBISH = st.recursive(
     st.none() | st.booleans() | st.integers() | WORDS,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=5) | st.builds(lambda kind, more: {**more, "type": kind}, TYPES, st.dictionaries(KEYS, inner, max_size=5)),
-    max_leaves=20,
+    max_leaves=8,
 )  # fmt: skip
 OBJECTS = st.lists(st.builds(lambda kind, more: {**more, **({"type": kind} if kind else {})}, st.none() | TYPES, st.dictionaries(KEYS, RUBBISH, max_size=6)), max_size=5)  # fmt: skip
 
@@ -307,3 +307,80 @@ def test_arguments_of_another_form(written, wanted, status):
 def test_half_of_a_pair_is_held_back():
     reader = InputReader()
     assert [reader.push(piece) for piece in ('{"input"', ' : "a', "\\ud83", "d\\ude00", "\\", "n", "\\u26", "00b")] == ["", "a", "", "😀", "", "\n", "", "☀b"]  # fmt: skip
+
+
+TEXT = st.text(min_size=1, max_size=8)
+CALLS = st.lists(
+    st.tuples(st.sampled_from(["f", "patch"]), st.dictionaries(st.sampled_from("ab"), TEXT, max_size=2), TEXT),
+    max_size=3,
+)
+
+
+@st.composite
+def conversations(draw):
+    """Messages as the template is given them: turns of the user, and answers with thoughts, text and calls that have their outputs."""
+    found = draw(st.lists(st.builds(lambda text: {"role": "developer", "content": text}, TEXT), max_size=1))
+    for turn in range(draw(st.integers(1, 3))):
+        found.append({"role": "user", "content": draw(TEXT)})
+        answer = {"role": "assistant", "content": draw(st.none() | TEXT)}
+        if draw(st.booleans()):
+            answer["reasoning_content"] = draw(TEXT)
+        calls = []
+        for number, (name, arguments, text) in enumerate(draw(CALLS)):
+            written = custom_arguments(text) if name == "patch" else json.dumps(arguments)
+            calls.append(call_of(f"c{turn}-{number}", written, name))
+        if calls:
+            answer["tool_calls"] = calls
+        if calls or answer["content"]:
+            found.append(answer)
+            found += [
+                {"role": "tool", "tool_call_id": call["id"], "content": draw(st.text(max_size=8))} for call in calls
+            ]
+    return found
+
+
+def as_items(message, place):
+    """A message as the items that a client sends for it; the thought at one of the places where it may stand."""
+    match message["role"]:
+        case "tool":
+            custom = message["custom"]
+            return [{"type": f"{custom}_output", "call_id": message["tool_call_id"], "output": message["content"]}]
+        case "assistant":
+            found = []
+            if "reasoning_content" in message:
+                thought = message["reasoning_content"]
+                found.append({"type": "reasoning", "summary": [], **place(thought)})
+            if message["content"] is not None:
+                found.append(said(message["content"]))
+            for call in message.get("tool_calls", ()):
+                name, arguments = call["function"]["name"], call["function"]["arguments"]
+                custom = {"type": "custom_tool_call", "input": json.loads(arguments).get("input")}
+                kind = custom if name == "patch" else {"type": "function_call", "arguments": arguments}
+                found.append({"call_id": call["id"], "name": name, **kind})
+            return found
+    return [message]
+
+
+PLACES = st.sampled_from(
+    [
+        lambda thought: {"content": [{"type": "reasoning_text", "text": thought}]},
+        lambda thought: {"encrypted_content": seal(thought)},
+        lambda thought: {"summary": [{"type": "summary_text", "text": thought}]},
+    ]
+)
+
+
+@settings(deadline=None)
+@given(wanted=conversations(), place=PLACES)
+def test_a_conversation_survives_the_way_there_and_back(wanted, place):
+    kinds = {
+        call["id"]: "custom_tool_call" if call["function"]["name"] == "patch" else "function_call"
+        for message in wanted for call in message.get("tool_calls", ())
+    }  # fmt: skip
+    sent = [
+        item for message in wanted
+        for item in as_items(message | {"custom": kinds.get(message.get("tool_call_id"))} if message["role"] == "tool" else message, place)
+    ]  # fmt: skip
+    read = items(*sent)
+    check_outputs(read, 0, "input")
+    assert conversation(read) == wanted

@@ -164,6 +164,7 @@ def test_memory_and_file_are_the_same(tmp_path_factory, steps):
             for name in "abcd":
                 for kind in ("response", "conversation"):
                     assert await memory.load(owner, kind, name) == await file.load(owner, kind, name)
+                assert await memory.item(owner, name) == await file.item(owner, name)
         await file.close()
 
     asyncio.run(play())

@@ -138,7 +138,7 @@ class Database:
         """See the port."""
         found = self._file.execute(
             "SELECT contents.body FROM members JOIN records ON number = record JOIN contents USING (digest)"
-            " WHERE item = ? AND owner = ? AND changed >= ? ORDER BY changed DESC LIMIT 1",
+            " WHERE item = ? AND owner = ? AND changed >= ? ORDER BY changed DESC, place LIMIT 1",
             (item_id, owner, self._oldest()),
         ).fetchone()
         return None if found is None else _item(item_id, found[0])

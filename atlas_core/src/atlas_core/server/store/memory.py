@@ -1,7 +1,7 @@
 """A store that lasts as long as the process."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -10,6 +10,14 @@ from atlas_core.server.store.port import Item, Kind, Record, StoreLimits
 from atlas_core.vocab.errors import RequestError
 
 _Key = tuple[str, str]
+"""Owner and id."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    changed: float
+    data: bytes
+    items: tuple[str, ...]
 
 
 class MemoryStore:
@@ -19,15 +27,20 @@ class MemoryStore:
         """``clock`` is Unix time, seconds."""
         self._limits = limits
         self._clock = clock
-        self._rows: dict[_Key, tuple[float, bytes]] = {}
+        self._rows: dict[_Key, _Row] = {}
+        self._holders: dict[_Key, dict[_Key, None]] = {}
+        """By owner and item: the records that have it, the latest last."""
         self._size = 0
 
     async def save(self, owner: str, record: Record) -> None:
         """See the port."""
         data = msgspec.json.encode(record)
         check_size(len(data), self._limits)
-        self._drop((owner, record.id))
-        self._rows[owner, record.id] = self._clock(), data
+        key = owner, record.id
+        self._drop(key)
+        self._rows[key] = row = _Row(self._clock(), data, tuple(item["id"] for item in record.items))
+        for name in row.items:
+            self._holders.setdefault((owner, name), {})[key] = None
         self._size += len(data)
         self._evict()
 
@@ -35,7 +48,7 @@ class MemoryStore:
         """See the port."""
         self._evict()
         found = self._rows.get((owner, id))
-        record = None if found is None else msgspec.json.decode(found[1], type=Record)
+        record = None if found is None else msgspec.json.decode(found.data, type=Record)
         return record if record is not None and record.kind == kind else None
 
     async def delete(self, owner: str, kind: Kind, id: str) -> bool:  # noqa: A002
@@ -71,13 +84,11 @@ class MemoryStore:
     async def item(self, owner: str, item_id: str) -> Item | None:
         """See the port."""
         self._evict()
-        for (other, _), (_, data) in reversed(self._rows.items()):
-            if other == owner:
-                found = (item for item in msgspec.json.decode(data, type=Record).items if item["id"] == item_id)
-                item = next(found, None)
-                if item is not None:
-                    return item
-        return None
+        holders = self._holders.get((owner, item_id))
+        if not holders:
+            return None
+        record = msgspec.json.decode(self._rows[next(reversed(holders))].data, type=Record)
+        return next(item for item in record.items if item["id"] == item_id)
 
     async def close(self) -> None:
         """See the port."""
@@ -85,15 +96,21 @@ class MemoryStore:
     def _evict(self) -> None:
         oldest = self._clock() - self._limits.retention
         while self._rows:
-            key, (changed, _) = next(iter(self._rows.items()))
-            if changed >= oldest and len(self._rows) <= self._limits.entries and self._size <= self._limits.size:
+            key, row = next(iter(self._rows.items()))
+            if row.changed >= oldest and len(self._rows) <= self._limits.entries and self._size <= self._limits.size:
                 return
             self._drop(key)
 
     def _drop(self, key: _Key) -> None:
-        found = self._rows.pop(key, None)
-        if found is not None:
-            self._size -= len(found[1])
+        row = self._rows.pop(key, None)
+        if row is None:
+            return
+        self._size -= len(row.data)
+        for name in set(row.items):
+            holders = self._holders[key[0], name]
+            del holders[key]
+            if not holders:
+                del self._holders[key[0], name]
 
 
 def check_size(size: int, limits: StoreLimits) -> None:
