@@ -17,10 +17,12 @@ INFO = Ready(
 
 @pytest.fixture
 def assembly(monkeypatch):
-    calls = []
+    calls, engines = [], []
     fake = types.ModuleType("atlas_core.assembly.serve")
 
-    def serve(settings, registry, reporter):
+    def serve(settings, registry, reporter, engine):
+        assert engine.returncode is None
+        engines.append(engine)
         calls.append((settings, registry, reporter))
         if settings.port == 1:
             raise BudgetError("too big", "because", "do")
@@ -28,7 +30,8 @@ def assembly(monkeypatch):
 
     fake.serve = serve
     monkeypatch.setitem(sys.modules, "atlas_core.assembly.serve", fake)
-    return calls
+    yield calls
+    assert all(engine.returncode is not None for engine in engines)
 
 
 def test_settings_reach_the_assembly(assembly, monkeypatch):
@@ -74,7 +77,7 @@ def test_a_log_gets_a_line_a_phase_and_tenth():
         "graphs",
     ]
     assert lines[5:] == [
-        "start", "  weights  1.50 s  3.0 MiB", "  graphs   0.25 s", "  total    1.75 s",
+        "start", "  weights  1.50 s  3.0 MiB  2.0 MiB/s", "  graphs   0.25 s", "  total    1.75 s",
         "memory", "  weights  3.0 MiB", "  cache      512 B", "  total    3.0 MiB",
         "ready: http://h:1/v1  (context 2048 tokens, 8 sequences at once)",
     ]  # fmt: skip

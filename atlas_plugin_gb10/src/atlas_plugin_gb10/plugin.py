@@ -13,6 +13,7 @@ class Gb10:
         return GpuBackendDecl(
             hardware="gb10",
             backend="atlas_nvidia.backend:open_backend",
+            wake="atlas_nvidia.driver:wake",
             probe="atlas_plugin_gb10.probe:probe",
             kernel_roots=(KernelRoot("atlas_plugin_gb10"),),
             implementations="atlas_plugin_gb10.implementations:implementations",

@@ -5,10 +5,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from atlas_core.assembly.aside import Aside
 from atlas_core.assembly.environment import discover_plugins
 from atlas_core.assembly.machine import Machine, choose_machine
 from atlas_core.assembly.memory import Weights, allocate, plan_memory, with_inputs
@@ -66,7 +68,13 @@ class Ledger:
 
 def build_engine(settings: bytes, report: Report) -> Engine:
     """The engine that ``settings`` (see assembly.settings) describe. Raises AtlasError."""
-    return assemble(decode_settings(settings), discover_plugins(), report)
+    return prepare()(settings, report)
+
+
+def prepare() -> Callable[[bytes, Report], Engine]:
+    """``build_engine`` with what it needs of plugins already at hand. Raises PluginError."""
+    registry = discover_plugins()
+    return lambda settings, report: assemble(decode_settings(settings), registry, report)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,23 +119,46 @@ def engine_of(built: Built, registry: Registry, ledger: Ledger) -> Engine:
 
 
 def build(settings: Settings, registry: Registry, ledger: Ledger) -> Built:
-    """Build every part, in the order in which mistakes are cheapest to find, and check it with one step."""
-    with ExitStack() as files, ExitStack() as undo:
+    """Build every part, in the order in which mistakes are cheapest to find, and check it with one step.
+
+    The driver starts and the vocabulary is read on threads of their own meanwhile.
+    """
+    with ExitStack() as files, ExitStack() as undo, Aside() as aside:
         with ledger.phase("resolve"):
             machine = choose_machine(registry, settings.hardware)
+            waking = aside.start(partial(wake, machine))
             model = open_model(registry, settings, ledger.progress)
             files.callback(model.checkpoint.close)
             plan = make_plan(model, machine, settings)
-            tokenizer = Tokenizer(model.checkpoint.tokenizer(), lazy=True)
+        reading = aside.start(lambda: Tokenizer(model.checkpoint.tokenizer(), lazy=True))
         with ledger.phase("device"):
+            sleep = waking.result()
             backend, library = open_backend(machine, model, plan.settings)
             undo.callback(backend.close)
+            sleep()
             audit(plan, library)
         runner, limits, budget = _run_up(backend, plan, model, ledger)
         with ledger.phase("preflight"):
             preflight(runner, limits)
+        with ledger.phase("vocabulary"):
+            tokenizer = reading.result()
         undo.pop_all()
     return Built(machine, model, plan, tokenizer, library, backend, runner, limits, budget)
+
+
+def wake(machine: Machine) -> Callable[[], None]:
+    """Have the machine's driver started, where its plugin knows how; what is returned ends that, once a backend is open.
+
+    A driver that cannot be started is left to the opening of the backend, which says so.
+    """
+    target = machine.declaration.wake
+    if not target:
+        return lambda: None
+    try:
+        undo: Callable[[], None] = load(target, machine.dist)()
+    except DeviceError:
+        return lambda: None
+    return undo
 
 
 def open_backend(machine: Machine, model: Model, settings: Settings) -> tuple[GpuBackend, KernelLibrary]:

@@ -1,6 +1,7 @@
 """Which hardware, which architecture, and what it can run."""
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -65,7 +66,10 @@ def choose_machine(
         candidates: tuple[Candidate, ...] = (Candidate(name, Verdict.yes(0, "asked for")),)
     else:
         real = [key for key in sorted(registry.hardware) if not _abstract(tree, key)]
-        found = resolve([(key, key) for key in real], partial(_ask, registry, tree, prober or Prober()))
+        ask = partial(_ask, registry, tree, prober or Prober())
+        with ThreadPoolExecutor(max(1, len(real))) as threads:  # each waits for a child process
+            verdicts = dict(zip(real, threads.map(ask, real), strict=True))
+        found = resolve([(key, key) for key in real], lambda key: verdicts[key])
         name = found.require(
             "no hardware is usable", "install a hardware plugin for this machine, for instance atlas-plugin-cpu"
         )

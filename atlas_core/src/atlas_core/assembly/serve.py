@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from atlas_core.assembly.served import fetch, served_model
 from atlas_core.assembly.settings import encode_settings
+from atlas_core.engine.child import EngineProcess
 from atlas_core.engine.client import ProcessClient
 from atlas_core.plugins import Registry
 from atlas_core.server.app import Application
@@ -23,8 +24,8 @@ _DAY_S = 86_400.0
 _BUILD = "atlas_core.assembly.engine:build_engine"
 
 
-def serve(settings: Settings, registry: Registry, reporter: Reporter) -> int:
-    """Serve until told to end; returns the exit code. The port is taken before anything is read.
+def serve(settings: Settings, registry: Registry, reporter: Reporter, engine: EngineProcess) -> int:
+    """Serve until told to end; returns the exit code. The port is taken before anything is read. ``engine`` waits for its orders.
 
     Raises AtlasError for whatever makes serving impossible.
     """
@@ -37,7 +38,7 @@ def serve(settings: Settings, registry: Registry, reporter: Reporter) -> int:
     store = open_store(settings.store, limits)
     tracing = None if settings.otlp_endpoint is None else open_telemetry(settings.otlp_endpoint)
     application = Application(
-        lambda progress: bring_up(settings, registry, progress), options, reporter, store, tracing
+        lambda progress: bring_up(settings, registry, engine, progress), options, reporter, store, tracing
     )
     listener = bind_socket(settings.bind, settings.port)
     if not application.keys.asks and not is_loopback(listener):
@@ -48,8 +49,8 @@ def serve(settings: Settings, registry: Registry, reporter: Reporter) -> int:
     return run(application, listener, log_level=settings.log_level)
 
 
-async def bring_up(settings: Settings, registry: Registry, on_progress: OnProgress) -> Service:
-    """Fetch the model, then start the engine while the tokenizer is read here. Raises AtlasError; leaves nothing behind."""
+async def bring_up(settings: Settings, registry: Registry, engine: EngineProcess, on_progress: OnProgress) -> Service:
+    """Fetch the model, then have the engine load it while the tokenizer is read here. Raises AtlasError; leaves nothing behind."""
     loop = asyncio.get_running_loop()
 
     def progress(done: int, total: int, note: str) -> None:
@@ -57,7 +58,7 @@ async def bring_up(settings: Settings, registry: Registry, on_progress: OnProgre
 
     path = await in_background(lambda: fetch(settings, registry, progress))
     local = replace(settings, model=str(path), revision=None)
-    client = ProcessClient(_BUILD, encode_settings(local))
+    client = ProcessClient(_BUILD, encode_settings(local), process=engine)
     text = asyncio.ensure_future(in_background(lambda: served_model(settings, local, registry)))
     try:
         await client.start(on_progress)

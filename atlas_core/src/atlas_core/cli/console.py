@@ -4,7 +4,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import TextIO
 
-from atlas_core.vocab.messages import Progress, Ready
+from atlas_core.vocab.messages import LedgerEntry, Progress, Ready
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _STEP = 10
@@ -38,8 +38,8 @@ class Console:
             self._stream.write("\r\x1b[K")
         if info.ledger:
             total = sum(entry.seconds for entry in info.ledger)
-            rows = [(e.phase, f"{e.seconds:.2f} s", size(e.bytes) if e.bytes else "") for e in info.ledger]
-            self._table("start", [*rows, ("total", f"{total:.2f} s", "")])
+            rows = [(e.phase, f"{e.seconds:.2f} s", *_volume(e)) for e in info.ledger]
+            self._table("start", [*rows, ("total", f"{total:.2f} s", "", "")])
         if info.budget:
             total_bytes = sum(count for _, count in info.budget)
             self._table("memory", [*((term, size(count)) for term, count in info.budget), ("total", size(total_bytes))])
@@ -65,6 +65,13 @@ def aligned(rows: Sequence[Sequence[str]]) -> Iterable[str]:
     for row in rows:
         first, *others = (cell.rjust(width) for cell, width in zip(row, widths, strict=True))
         yield "  ".join([first.strip().ljust(widths[0]), *others]).rstrip()
+
+
+def _volume(entry: LedgerEntry) -> tuple[str, str]:
+    """Bytes and bytes a second, for phases that move any."""
+    if not entry.bytes or not entry.seconds:
+        return "", ""
+    return size(entry.bytes), f"{size(round(entry.bytes / entry.seconds))}/s"
 
 
 def size(count: int) -> str:

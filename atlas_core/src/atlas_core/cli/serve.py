@@ -7,7 +7,10 @@ import click
 from atlas_core.assembly.environment import discover_plugins
 from atlas_core.cli.console import Console
 from atlas_core.cli.options import SectionedCommand, settings_from, settings_options
+from atlas_core.engine.child import EngineProcess
 from atlas_core.vocab.errors import UsageError
+
+_PREPARE = "atlas_core.assembly.engine:prepare"
 
 
 @click.command("serve", cls=SectionedCommand)
@@ -25,7 +28,9 @@ def command(**params: Any) -> int:
             "there is nothing to serve",
             "name one, for example: atlas serve smollm2; or set ATLAS_MODEL",
         )
-    # Here, so that --help and mistakes in the settings do not wait for the imports of a server.
-    from atlas_core.assembly.serve import serve
+    # First, so that the engine's imports and the server's go on side by side.
+    with EngineProcess(_PREPARE) as engine:
+        # Here, so that --help and mistakes in the settings do not wait for the imports of a server.
+        from atlas_core.assembly.serve import serve
 
-    return serve(settings, discover_plugins(), Console())
+        return serve(settings, discover_plugins(), Console(), engine)

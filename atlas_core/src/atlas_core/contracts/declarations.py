@@ -34,6 +34,8 @@ class GpuBackendDecl:
     their work by live counts alone.
     ``runs_arch`` is ``module:attr`` of a callable (arch) → Verdict: whether the machine at hand runs kernels built for that
     architecture, and how well; empty when every declared one runs, the first best. It may be inherited too.
+    ``wake`` is ``module:attr`` of a callable () → callable: it starts the driver, on any thread, while other things are read, and
+    its result gives back what that took, after the backend is open. Empty: opening a backend takes no time.
     """
 
     hardware: str
@@ -44,6 +46,7 @@ class GpuBackendDecl:
     fused: str = ""
     bucketed: bool = True
     runs_arch: str = ""
+    wake: str = ""
     api: str = API_VERSION
 
 

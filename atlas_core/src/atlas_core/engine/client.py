@@ -2,17 +2,14 @@
 
 import asyncio
 import contextlib
-import shutil
 import socket
-import sys
-import tempfile
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
-from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from atlas_core.engine.child import EngineProcess
 from atlas_core.engine.failures import from_failure, to_failure
 from atlas_core.engine.serving import Build, serve
 from atlas_core.engine.wire import VERSION, Configure, Frames, Message, check_hello, decode, encode
@@ -314,14 +311,19 @@ class _Client(ABC):
 class ProcessClient(_Client):
     """An engine in a child process (engine.process), on a Unix socket in a private directory."""
 
-    def __init__(self, build: str, settings: bytes, *, stream_capacity: int = STREAM_CAPACITY) -> None:
-        """``build`` is ``module:attr`` of a serving.Build, called in the child with ``settings``."""
+    def __init__(
+        self, build: str, settings: bytes, *, process: EngineProcess | None = None, stream_capacity: int = STREAM_CAPACITY
+    ) -> None:  # fmt: skip
+        """``build`` is ``module:attr`` of a serving.Build, called in the child with ``settings``.
+
+        ``process`` is one that runs already and waits; None: it is started by ``start``.
+        """
         super().__init__(build, settings, stream_capacity=stream_capacity)
-        self.process: asyncio.subprocess.Process | None = None
+        self.process = process
 
     async def _open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        folder = tempfile.mkdtemp(prefix="atlas-")  # mode 0700: nobody else can connect
-        path = str(Path(folder) / "engine")
+        if self.process is None:
+            self.process = EngineProcess()
         connected: asyncio.Future[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = asyncio.Future()
 
         def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -331,27 +333,17 @@ class ProcessClient(_Client):
                 connected.set_result((reader, writer))
 
         try:
-            server = await asyncio.start_unix_server(accept, path)
-        except OSError as error:
-            shutil.rmtree(folder, ignore_errors=True)
-            raise EngineError(
-                f"the engine's socket {path} cannot be made", str(error), "set TMPDIR to a short path", state="gone"
-            ) from error
-        try:
+            server = await asyncio.start_unix_server(accept, sock=self.process.listener)
             self._plugins = await asyncio.to_thread(installed)
-            self.process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "atlas_core.engine.process", "--socket", path,
-                stdin=asyncio.subprocess.DEVNULL,
-            )  # fmt: skip
             ended = asyncio.create_task(self.process.wait())
             either: set[asyncio.Future[Any]] = {ended, connected}
             try:
                 await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             finally:
                 ended.cancel()
+                server.close()
         finally:
-            server.close()
-            shutil.rmtree(folder, ignore_errors=True)
+            self.process.forget_socket()
         if not connected.done():
             raise EngineError("the engine process did not start", await self._last_words(), "see its log", state="gone")
         return connected.result()

@@ -12,8 +12,11 @@ import signal
 import socket
 import sys
 
-from atlas_core.engine.serving import serve
+from atlas_core.engine.loop import Engine
+from atlas_core.engine.serving import Build, Report, serve
 from atlas_core.plugins import installed
+from atlas_core.plugins.load import load
+from atlas_core.vocab.errors import AtlasError
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -22,15 +25,30 @@ def main() -> int:
     """Serve one connection; the exit status is 0 when it ended in good order."""
     parser = argparse.ArgumentParser(prog="atlas_core.engine.process", description="the engine of an Atlas server")
     parser.add_argument("--socket", required=True, help="the Unix socket on which the API process listens")
-    path: str = parser.parse_args().socket
+    parser.add_argument("--prepare", default="", help="MODULE:ATTR of () → Build, called while orders are waited for")
+    arguments = parser.parse_args()
     # A terminal's Ctrl-C and a supervisor's TERM reach the whole group; the API process drains, then closes the socket.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     _die_with_parent()
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    connection.connect(path)
-    served = serve(connection, closed=lambda: os._exit(0), ready=_freeze, plugins=installed())
+    connection.connect(arguments.socket)
+    build = _prepared(arguments.prepare) if arguments.prepare else None
+    served = serve(connection, closed=lambda: os._exit(0), ready=_freeze, build=build, plugins=installed())
     return 0 if served else 1
+
+
+def _prepared(target: str) -> Build:
+    """What ``target`` gives; when it fails, a build that fails so, since the other side is to hear of it and not the log alone."""
+    try:
+        build: Build = load(target, "atlas-core")()
+    except AtlasError as error:
+        failure = error
+
+        def build(settings: bytes, report: Report) -> Engine:
+            raise failure
+
+    return build
 
 
 def _freeze() -> None:

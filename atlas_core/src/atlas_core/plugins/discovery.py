@@ -41,7 +41,7 @@ def survey(allow: Sequence[str] | None = None, trace: Trace | None = None) -> tu
     are always loaded. ``trace`` gets a line before and after each hook call, and the traceback of whatever failed. No fault of a
     plugin raises: it is in the record. Raises PluginError when ``allow`` names something that is not installed.
     """
-    points = [_Point.of(point) for group in GROUPS for point in importlib_metadata.entry_points(group=group)]
+    points = _points()
     if allow is not None:
         _check_allowed(allow, points)
     order = list(GROUPS)
@@ -51,8 +51,7 @@ def survey(allow: Sequence[str] | None = None, trace: Trace | None = None) -> tu
 
 def installed() -> Identity:
     """Every distribution with an entry point of the four groups, sound or not; nothing is imported."""
-    points = [_Point.of(point) for group in GROUPS for point in importlib_metadata.entry_points(group=group)]
-    return identity((point.dist, point.version or "unknown", point.entry.module) for point in points)
+    return identity((point.dist, point.version or "unknown", point.entry.module) for point in _points())
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +83,12 @@ class _Point:
     def names(self) -> set[str]:
         """What the allow-list may call it."""
         return {_normal(self.dist), _normal(self.key)}
+
+
+def _points() -> "list[_Point]":
+    """Every entry point of the four groups. All are listed at once, since each listing reads every distribution's metadata."""
+    found = importlib_metadata.entry_points()
+    return [_Point.of(point) for group in GROUPS for point in found.select(group=group)]
 
 
 def compatible(api: str, host: str = API_VERSION) -> str:

@@ -13,6 +13,7 @@ class Hopper:
         return GpuBackendDecl(
             hardware="hopper",
             backend="atlas_nvidia.backend:open_backend",
+            wake="atlas_nvidia.driver:wake",
             probe="atlas_nvidia.probe:probe_sm90",
             kernel_roots=(KernelRoot("atlas_plugin_hopper"),),
             implementations="atlas_plugin_hopper.implementations:implementations",
