@@ -116,3 +116,13 @@ def expected(request, limits=LIMITS):
 
 
 assert len(SPELLINGS) == VOCAB
+
+
+def prepare():
+    """What ``build`` needs, at hand."""
+    return build
+
+
+def unprepared():
+    """Cannot."""
+    raise BudgetError("there is no room to prepare", "the test said so", "make room")

@@ -48,6 +48,8 @@ class CpuBackend:
     def __init__(self, library: KernelLibrary, threads: int) -> None:
         self._library = library
         self._modules = Modules(library)
+        # Looked up here, so that nothing is once steps run.
+        self._copies, self._sets = (self._modules.kernel("executor", f"memory_{what}") for what in ("copy", "set"))
         self._pool: Pool | None = Pool(self._modules, threads)
         self._memory = Memory()
         self._pinned: set[int] = set()
@@ -127,13 +129,13 @@ class CpuBackend:
 
     def _copy(self, source: int, target: int, nbytes: int, stream: CpuStream) -> None:
         args = (ptr(target), ptr(source), i64(nbytes))
-        self.enqueue(self.prepare_launch(self.kernel("executor", "memory_copy"), Geometry(), args), stream)
+        self.enqueue(self.prepare_launch(self._copies, Geometry(), args), stream)
 
     def memset_async(self, target: int, value: int, nbytes: int, stream: CpuStream) -> None:
         """In stream order."""
         self._memory.check(target, nbytes, "a memset")
         args = (ptr(target), i32(value), i64(nbytes))
-        self.enqueue(self.prepare_launch(self.kernel("executor", "memory_set"), Geometry(), args), stream)
+        self.enqueue(self.prepare_launch(self._sets, Geometry(), args), stream)
 
     def kernel(self, module: str, entry: str) -> Kernel:
         """Find and load a compiled entry."""
