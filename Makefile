@@ -1,5 +1,6 @@
 # The front door. Needs python3 (3.11 or newer) with venv; everything else is installed into .venv.
 PORT ?= 8888
+FUZZ_SECONDS ?= 600
 MODEL ?= smollm2
 PYTHON ?= python3
 VENV ?= .venv
@@ -9,7 +10,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_BUILD_CONSTRAINT := $(PIP_CONSTRAINT)
 
-.PHONY: serve test check format kernels clients bench dist clean
+.PHONY: serve test check format kernels clients bench fuzz dist clean
 
 serve: kernels            ## serve MODEL on PORT
 	@$(BIN)/atlas serve $(MODEL) --port $(PORT)
@@ -31,6 +32,10 @@ clients: $(VENV)/.clients ## the command-line clients that tests drive, where np
 
 bench: kernels            ## time the CPU kernels
 	@$(BIN)/atlas kernels bench --hw cpu
+
+fuzz: kernels $(VENV)/.fuzz    ## send odd requests for FUZZ_SECONDS to the interface, then to what translates them
+	@$(BIN)/python tests/fuzz/api.py $(FUZZ_SECONDS)
+	@$(BIN)/python tests/fuzz/translation.py $(FUZZ_SECONDS)
 
 dist: $(VENV)/.tools      ## build the wheels, and prove that each installs without the others
 	@$(BIN)/python .ci/dist $(MEMBERS)
@@ -57,4 +62,8 @@ $(VENV)/.tools: $(VENV)/.members pyproject.toml
 $(VENV)/.clients: $(VENV)/.tools tests/clients/package.json
 	@mkdir -p $(VENV)/clients && cp tests/clients/package.json $(VENV)/clients/
 	@! command -v npm >/dev/null || npm install --silent --no-audit --no-fund --no-package-lock --prefix $(VENV)/clients
+	@touch $@
+
+$(VENV)/.fuzz: $(VENV)/.tools
+	$(PIP) --group fuzz
 	@touch $@

@@ -1,0 +1,42 @@
+"""Sends whatever the API document allows, and what it does not, to a server with a scripted engine.
+
+Every answer must have a status, a type and a body that the document knows, and none may be a 5xx that it does not explain.
+Run by ``make fuzz``: ``python tests/fuzz/api.py SECONDS``.
+"""
+
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from server_kit import kit
+
+from atlas_core.server.options import ServerOptions
+
+CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
+KEY = "fuzz"
+
+
+def main(seconds: int) -> int:
+    logging.getLogger("atlas").setLevel(logging.CRITICAL)
+    # Short answers: what is looked for is in what comes before and after them.
+    engine = kit.FakeEngine(lambda request: kit.deltas(request, chunk=8), slots=8)
+    model = kit.model(speech=kit.speech("<tool_call>\n{name} <think>"))
+    server = kit.Running(engine, ServerOptions(api_keys=(KEY,), max_body=2**20), model).wait()
+    try:
+        return subprocess.run(
+            [
+                str(Path(sys.executable).with_name("schemathesis")), "run", f"{server.url}/openapi.json", "--max-time", str(seconds),
+                "--checks", CHECKS, "-H", f"x-api-key: {KEY}", "--workers", "2", "--continue-on-failure", "--no-color",
+                "--request-timeout", "20", "--suppress-health-check", "all", "--warnings", "off",
+            ],
+            check=False,
+        ).returncode  # fmt: skip
+    finally:
+        server.stop()
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1])))
