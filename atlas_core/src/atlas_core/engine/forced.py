@@ -16,10 +16,11 @@ from atlas_core.vocab.errors import EngineError
 
 
 def forced_logits(
-    runner: Runner, limits: Limits, sequences: Sequence[Sequence[int]], chunk: int
+    runner: Runner, limits: Limits, sequences: Sequence[Sequence[int]], chunk: int, context: int = 0
 ) -> list[npt.NDArray[np.float32]]:
-    """float32 [len(sequence), vocabulary] for each sequence, computed side by side in pieces of ``chunk`` tokens.
+    """float32 [len(sequence) - context, vocabulary] for each sequence, computed side by side in pieces of ``chunk`` tokens.
 
+    The first ``context`` tokens of each are read in one step of their own, without logits.
     Raises EngineError when there are more sequences than slots, or when a step would want more logits than its rows.
     """
     slots, pages = limits.layout.slots, limits.pages_for(max(map(len, sequences)))
@@ -33,7 +34,11 @@ def forced_logits(
             f"{len(sequences)} sequences need {len(sequences) * pages} pages", f"there are {limits.pages}"
         )
     pieces: list[list[npt.NDArray[np.float32]]] = [[] for _ in sequences]
-    start = 0
+    if context:
+        updates = [u for index, tokens in enumerate(sequences) for u in _place(limits, index, len(tokens), pages)]
+        parts = [list(tokens[:context]) for tokens in sequences]
+        runner.collect(runner.launch(_plan(range(len(sequences)), parts, updates, wanted=False)))
+    start = context
     while any(start < len(tokens) for tokens in sequences):
         live = [index for index, tokens in enumerate(sequences) if start < len(tokens)]
         parts = [list(sequences[index][start : start + chunk]) for index in live]
@@ -61,9 +66,12 @@ def _place(limits: Limits, slot: int, length: int, pages: int) -> list[tuple[int
     return updates
 
 
-def _plan(slots: Sequence[int], parts: Sequence[Sequence[int]], updates: Sequence[tuple[int, int]]) -> StepPlan:
+def _plan(
+    slots: Sequence[int], parts: Sequence[Sequence[int]], updates: Sequence[tuple[int, int]], *, wanted: bool = True
+) -> StepPlan:
+    """A step whose logits are ``wanted`` of all tokens, or of none."""
     lengths = [len(part) for part in parts]
-    total = sum(lengths)
+    total = sum(lengths) if wanted else 0
     return StepPlan(
         sequences=(),
         row_slot=tuple(slots),
