@@ -1,13 +1,17 @@
 """Whole models on the CPU: built through the same assembly as a server's engine."""
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
 from atlas_core.assembly.engine import Built, Ledger, build
 from atlas_core.plugins import Registry, discover
 from atlas_core.settings import read_settings
+
+sys.path.insert(0, str(Path(__file__).parent))  # for serving, a module beside the tests
 
 Make = Callable[..., Built]
 

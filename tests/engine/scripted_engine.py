@@ -53,8 +53,13 @@ class ScriptedRunner:
         if self.device.steps == self._fail_at:
             raise DeviceError("the device is lost", "the test said so", sticky=True)
         sampled = self.device.run(plan)
-        wide = [s.fields for s in (plan.sequences[row] for row in plan.sample_row)]
-        return sampled, [alternatives(t, f[15]) for t, f in zip(sampled, wide, strict=True)] if plan.logprobs else None
+        if not plan.logprobs:
+            return sampled, None
+        given = {scored.place: alternatives(scored.token, scored.alternatives) for scored in plan.scored}
+        rows = enumerate(zip(plan.sample_row, sampled, strict=True))
+        return sampled, [
+            given.get(place) or alternatives(token, plan.sequences[row].fields[15]) for place, (row, token) in rows
+        ]
 
     def collect(self, ticket):
         time.sleep(self._delay)

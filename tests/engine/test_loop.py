@@ -77,6 +77,7 @@ def sampling_params(limits):
         ignore_eos=st.booleans(),
         skip_special_tokens=st.booleans(),
         logprobs=st.sampled_from([None, None, 0, 3]),
+        prompt_logprobs=st.sampled_from([None, None, 0, 2]),
     )
 
 
@@ -102,6 +103,18 @@ def sessions(draw):
     return limits, draw(st.booleans()), requests, script
 
 
+def check_scores(item, deltas):
+    """Every prompt token but the first is told about once, in order, before anything is generated."""
+    wanted = item.sampling.prompt_logprobs
+    told = [[p.chosen.id, *(top.id for top in p.top)] for delta in deltas for p in delta.prompt_logprobs]
+    whole = [] if wanted is None else [list(alternatives(token, wanted).ids) for token in item.prompt[1:]]
+    assert told == whole[: len(told)]
+    generated = [index for index, delta in enumerate(deltas) if delta.tokens]
+    if generated:
+        assert told == whole
+        assert not any(delta.prompt_logprobs for delta in deltas[generated[0] + 1 :])
+
+
 @given(sessions())
 def test_every_answer_is_the_one_that_the_request_gets_alone(case):
     limits, asynchronous, requests, script = case
@@ -118,6 +131,7 @@ def test_every_answer_is_the_one_that_the_request_gets_alone(case):
     session.send(keep_alive)
     session.run()
     for item in [*requests, keep_alive]:
+        check_scores(item, session.deltas(item.id))
         want = expected(item, limits)
         tokens, text, finish, stop = session.answer(item.id)
         if finish == "abort":
@@ -312,3 +326,32 @@ def test_eos_is_the_models_unless_ignored():
     assert "</s>" not in text
     assert session.answer("b")[2] == "length"
     assert session.answer("b")[0][: len(tokens)] == tokens
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_prompt_that_is_only_scored_generates_nothing(asynchronous):
+    session = Session(asynchronous=asynchronous)
+    item = request("a", range(20), max_tokens=0, prompt_logprobs=1, logprobs=1)
+    session.send(item, request("other", (9, 8), max_tokens=12, ignore_eos=True))
+    session.run()
+    assert session.answer("a") == ([], "", "length", None)
+    check_scores(item, session.deltas("a"))
+    assert sum(len(delta.prompt_logprobs) for delta in session.deltas("a")) == 19
+    assert not any(delta.logprobs for delta in session.deltas("a"))
+    other = request("other", (9, 8), max_tokens=12, ignore_eos=True)
+    assert session.answer("other") == expected(other)
+
+
+def test_scoring_leaves_rows_for_those_that_decode_or_start():
+    """Prompts of others are through as soon as without it, and running ones get a token every step."""
+    steps = {}
+    for scoring in (None, 0):
+        session = Session(limits=replace(LIMITS, layout=SlotLayout(4, (16,), 6), pages=(40,), max_prefill_tokens=12))
+        session.send(request("a", (1,), max_tokens=30, ignore_eos=True))
+        session.send(request("long", range(50), max_tokens=1, prompt_logprobs=scoring, ignore_eos=True))
+        session.script[4] = [request("late", (3, 4, 5), max_tokens=4, ignore_eos=True)]
+        session.run()
+        shown = [[delta.id for delta in result.deltas if delta.tokens] for result in session.results]
+        assert all("a" in ids for ids in shown[:30])
+        steps[scoring] = min(index for index, ids in enumerate(shown) if "late" in ids)
+    assert steps[0] <= steps[None] + 1

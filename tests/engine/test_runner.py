@@ -16,6 +16,7 @@ from atlas_core.engine.runner import Results, Runner
 from atlas_core.model.planner import Bucket
 from atlas_core.ops.step import Count, Word
 from atlas_core.runtime.null import Injection, NullBackend
+from atlas_core.scheduler.plan import Scored
 from atlas_core.scheduler.scheduler import Scheduler
 from atlas_core.vocab.errors import DeviceError, EngineError
 from atlas_core.vocab.sampling import MAX_TOP_LOGPROBS
@@ -119,6 +120,11 @@ class Machine:
             cu_q=cu_q,
             logits_rows=inputs["logits_rows"][:rows].tolist(),
             sample_row=inputs["sample_row"][:rows].tolist(),
+            scored=[
+                Scored(place, -1, *given)
+                for place, given in enumerate(inputs["scored"].reshape(-1, 2)[:rows].tolist())
+                if given[0] >= 0
+            ],
             updates=inputs["updates"][: 2 * updates].reshape(-1, 2).tolist(),
             clear_penalty=[],
             max_query=int(np.diff(cu_q).max()),
@@ -133,9 +139,13 @@ class Machine:
         values = self.array(self.activations["logprob_values"], np.float32).reshape(-1, WIDE)
         logits = self.array(self.activations["logits"], np.float32).reshape(-1, VOCAB)
         ids[:], values[:] = -1, 0
+        given = {scored.place: scored for scored in plan.scored}
         for row, token in enumerate(sampled):
-            wanted = self.device.slots[self.limits.layout.word(plan.row_slot[plan.sample_row[row]], Word.LOGPROBS)]
-            entry = alternatives(token, wanted)
+            if row in given:
+                entry = alternatives(given[row].token, given[row].alternatives)
+            else:
+                slot = plan.row_slot[plan.sample_row[row]]
+                entry = alternatives(token, self.device.slots[self.limits.layout.word(slot, Word.LOGPROBS)])
             ids[row, : len(entry.ids)] = entry.ids
             values[row, : len(entry.ids)] = entry.values
             logits[row] = np.arange(VOCAB) == token
@@ -145,7 +155,7 @@ def items():
     return [
         request(
             str(i), range(i, 3 * i + 1), max_tokens=12 + i, seed=i, logprobs=i % 3 if i % 2 else None,
-            presence_penalty=float(i % 2), logit_bias=((i, -5.0),),
+            presence_penalty=float(i % 2), logit_bias=((i, -5.0),), prompt_logprobs=i if i % 3 else None,
         )
         for i in range(9)
     ]  # fmt: skip
@@ -250,15 +260,15 @@ def test_only_what_is_live_is_copied():
     bucket = Bucket(8, 4, 4, 100, 8)
     layout = InputLayout(bucket)
     offsets = layout.offsets
-    assert [*offsets] == ["counts", "cu_q", "row_slot", "logits_rows", "sample_row", "token_ids", "updates"]
-    assert [*offsets.values()] == [0, 64, 128, 192, 256, 320, 384]
-    assert layout.nbytes == 384 + 800
-    assert layout.buffers(4096)["token_ids"] == Buffer(4096 + 320, 32)
+    assert [*offsets] == ["counts", "cu_q", "row_slot", "logits_rows", "sample_row", "scored", "token_ids", "updates"]
+    assert [*offsets.values()] == [0, 64, 128, 192, 256, 320, 384, 448]
+    assert layout.nbytes == 448 + 800
+    assert layout.buffers(4096)["token_ids"] == Buffer(4096 + 384, 32)
     writer = InputWriter(layout)
     block = np.full(layout.nbytes // 4, 99, np.int32)
     (plan,) = plans(1)
-    assert writer.write(plan, block) == 384 + 8 * len(plan.updates)
-    assert block[96 + 2 * len(plan.updates)] == 99
+    assert writer.write(plan, block) == 448 + 8 * len(plan.updates)
+    assert block[112 + 2 * len(plan.updates)] == 99
 
 
 def test_closing_gives_everything_back():

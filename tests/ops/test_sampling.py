@@ -171,10 +171,10 @@ def test_a_sample_depends_on_seed_and_position_and_on_nothing_else():
 def test_logprobs_are_those_of_softmax_best_first_and_ties_by_id():
     batch = step([1, 1], [0, 0], logprobs=3)
     batch.set_sampling(1, SamplingParams(logprobs=None))
-    logits = np.tile(np.array([0.0, 2.0, 1.0, 2.0], np.float32), (2, 1))
+    logits = np.tile(np.array([0.0, 2.0, 1.0, 2.0], np.float32), (3, 1))
     arrays = {
-        "logits": logits, "sampled": np.array([0, 1], np.int32), "sample_row": np.array([0, 1], np.int32),
-        "row_slot": batch.row_slot, "slots": batch.slots,
+        "logits": logits, "sampled": np.array([0, 1, -1], np.int32), "sample_row": np.array([0, 1, -1], np.int32),
+        "scored": np.array([[-1, 0], [-1, 0], [2, 1]], np.int32), "row_slot": batch.row_slot, "slots": batch.slots,
     }  # fmt: skip
     PRIMITIVES["logprobs"].reference(arrays, {"slot_stride": batch.shape.layout.stride})
     log = np.log(np.exp(logits[0]) / np.exp(logits[0]).sum())
@@ -182,6 +182,8 @@ def test_logprobs_are_those_of_softmax_best_first_and_ties_by_id():
     np.testing.assert_allclose(arrays["values"][0, :4], log[[0, 1, 3, 2]], rtol=1e-6)
     assert (arrays["ids"][1] == -1).all()
     assert not arrays["values"][1].any()
+    assert arrays["ids"][2, :3].tolist() == [2, 1, -1], "the token of a prompt is given, and its slot has no say"
+    np.testing.assert_allclose(arrays["values"][2, :2], log[[2, 1]], rtol=1e-6)
 
 
 def test_advance_moves_every_row_and_remembers_only_what_was_sampled():

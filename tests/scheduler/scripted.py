@@ -90,8 +90,13 @@ class ScriptedDevice:
         for row, slot in enumerate(plan.row_slot):
             for offset, index in enumerate(range(plan.cu_q[row], plan.cu_q[row + 1])):
                 self._append(slot, offset, plan.token_ids[index])
-        sampled = [self._sample(plan.row_slot[row], plan.cu_q[row + 1] - plan.cu_q[row]) for row in plan.sample_row]
+        sampled = [
+            -1 if row < 0 else self._sample(plan.row_slot[row], plan.cu_q[row + 1] - plan.cu_q[row])
+            for row in plan.sample_row
+        ]
         for row, token in zip(plan.sample_row, sampled, strict=True):
+            if row < 0:
+                continue
             self._set(plan.row_slot[row], Word.LAST_TOKEN, token)
         for row, slot in enumerate(plan.row_slot):
             self._set(slot, Word.POSITION, self._get(slot, Word.POSITION) + plan.cu_q[row + 1] - plan.cu_q[row])
@@ -106,8 +111,13 @@ class ScriptedDevice:
         assert plan.cu_q[-1] == len(plan.token_ids) <= limits.max_step_tokens
         assert sum(token >= 0 for token in plan.token_ids) <= limits.max_prefill_tokens
         assert len(plan.updates) <= limits.max_updates
-        for index, row in zip(plan.logits_rows, plan.sample_row, strict=True):
-            assert index == plan.cu_q[row + 1] - 1
+        assert len(plan.logits_rows) <= limits.layout.slots
+        scored = {one.place: one for one in plan.scored}
+        for place, (index, row) in enumerate(zip(plan.logits_rows, plan.sample_row, strict=True)):
+            assert (row < 0) is (place in scored)
+            assert row < 0 or index == plan.cu_q[row + 1] - 1
+            if row < 0 and index + 1 < len(plan.token_ids) and index + 1 not in plan.cu_q:
+                assert plan.token_ids[index + 1] == scored[place].token, "asked for is the token that comes next"
 
     def _get(self, slot, word):
         value = self.slots[self.layout.word(slot, word)]

@@ -112,7 +112,9 @@ def test_the_default_length_is_sixteen(serve):
         ({"best_of": 1, "n": 2}, "best_of"),
         ({"logprobs": 6}, "logprobs"),
         ({"logprobs": True}, "logprobs"),
-        ({"logprobs": 1, "echo": True}, "echo"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs"),
     ],
 )
 def test_what_is_refused(serve, more, param):

@@ -9,7 +9,7 @@ from atlas_core.ops.step import SlotLayout, Word
 
 LAYOUT = SlotLayout(slots=6, table_blocks=(2,), bias_pairs=8)
 STRIDE = {"slot_stride": LAYOUT.stride}
-LIVE = dict.fromkeys(("logits", "sample_row", "sampled", "y", "values", "ids"), "R")
+LIVE = dict.fromkeys(("logits", "sample_row", "sampled", "y", "values", "ids", "scored"), "R")
 LIVE |= {"row_slot": "S", "cu_q": "S+1"}
 NEUTRAL = {
     Word.PENALTY_ROW: -1, Word.TOP_P: 1.0, Word.REPETITION: 1.0, Word.LOGPROBS: -1, Word.TEMPERATURE: 1.0,
@@ -210,7 +210,10 @@ def test_logprobs(bench, make_step, vocabulary):
     logits = (np.random.default_rng(5).standard_normal((4, vocabulary)) * 3).astype(np.float32)
     logits[0, 1:3] = logits[0].max() + 1
     wanted = [{Word.LOGPROBS: 3}, {}, {Word.LOGPROBS: 0}, {Word.LOGPROBS: min(20, vocabulary)}]
-    arrays = inputs(logits, slots_with(*wanted)) | {"sampled": np.array([1, 0, 2, vocabulary - 1], np.int32)}
+    arrays = inputs(logits, slots_with(*wanted)) | {
+        "sampled": np.array([1, 0, 2, vocabulary - 1], np.int32),
+        "scored": np.array([[-1, 0], [vocabulary - 2, 4], [-1, 0], [0, 0]], np.int32),
+    }
     step = make_step(tokens=4, sequences=4, rows=4, live=LIVE)
     outputs = {"values": ((4, 21), np.float32), "ids": ((4, 21), np.int32)}
     got = bench.run("logprobs", arrays, STRIDE, step, outputs)

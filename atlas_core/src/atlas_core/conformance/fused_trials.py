@@ -171,6 +171,7 @@ def step_values(model: Recorded, batch: Batch, rng: Rng) -> dict[str, Array]:
         "row_slot": batch.row_slot,
         "logits_rows": (batch.cu_q[active + 1] - 1).astype(np.int32),
         "sample_row": active,
+        "scored": np.full((len(active), 2), (-1, 0), np.int32),
         "slots": batch.slots.copy(),
         "penalty": np.zeros((model.layout.penalty_rows, spec.vocab_size), np.int32),
         "mask": np.full((slots, -(-spec.vocab_size // 32)), 2**32 - 1, np.uint32),

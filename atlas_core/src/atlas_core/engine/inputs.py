@@ -37,6 +37,7 @@ class InputLayout:
             "row_slot": bucket.sequences,
             "logits_rows": bucket.rows,
             "sample_row": bucket.rows,
+            "scored": 2 * bucket.rows,
             "token_ids": bucket.tokens,
             "updates": 2 * bucket.updates,
         }
@@ -92,6 +93,10 @@ class InputWriter:
         self._put(block, "row_slot", plan.row_slot)
         self._put(block, "logits_rows", plan.logits_rows)
         self._put(block, "sample_row", plan.sample_row)
+        scored = np.full((len(plan.logits_rows), 2), (-1, 0), np.int32)
+        for place, _, token, alternatives in plan.scored:
+            scored[place] = token, alternatives
+        self._put(block, "scored", scored.reshape(-1))
         self._put(block, "token_ids", plan.token_ids)
         updates = np.array(plan.updates, np.int32).reshape(-1)
         self._put(block, "updates", updates)

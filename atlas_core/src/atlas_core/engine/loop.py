@@ -101,6 +101,7 @@ class Engine:
         self._compiling: dict[str, tuple[Generate, Output]] = {}
         self._flight: deque[tuple[StepPlan, Any]] = deque()
         self._deltas: list[Delta] = []
+        self._scoring: dict[Output, None] = {}
         self._steps = 0
         self._closed = False
         self._drain_until: float | None = None
@@ -256,7 +257,9 @@ class Engine:
         alternatives = {}
         if result.alternatives is not None:
             for row, values in zip(plan.sample_row, result.alternatives, strict=True):
-                alternatives[plan.sequences[row].id] = values
+                if row >= 0:
+                    alternatives[plan.sequences[row].id] = values
+            self._score(plan, result.alternatives)
         for sequence, token in self._scheduler.complete(plan, result.sampled):
             output = self._outputs[sequence.id]
             found = alternatives.get(sequence.id)
@@ -274,6 +277,16 @@ class Engine:
                 self._deltas.append(delta)
             else:
                 self._end(output, delta)
+        self._deltas += [output.told() for output in self._scoring if output.id in self._outputs and output.untold]
+        self._scoring.clear()
+
+    def _score(self, plan: StepPlan, alternatives: Sequence[Alternatives]) -> None:
+        """Take the log-probabilities of prompt tokens; they go out with what the step generates, if it does."""
+        for scored in plan.scored:
+            output = self._outputs.get(plan.sequences[scored.row].id)
+            if output is not None and not plan.sequences[scored.row].finished:
+                output.score(alternatives[scored.place])
+                self._scoring[output] = None
 
     def _end(self, output: Output, delta: Delta) -> None:
         """Deliver a request's last delta and let the scheduler have its place."""

@@ -57,6 +57,7 @@ class Output:
         self._thought = None if asked is None else Thought(ReasoningSyntax(asked.start, asked.end), opened=asked.opened)
         self._thought_tokens = 0
         self._stops = StopMatcher(params.stop, include=params.include_stop_in_output)
+        self._scores: list[Position] = []
 
     @property
     def thinking(self) -> bool:
@@ -68,6 +69,8 @@ class Output:
 
         Raises RequestError for an id that does not exist.
         """
+        if self._params.max_tokens == 0:
+            return self._delta("length")  # only the prompt was of interest
         self._count += 1
         before = self.thinking
         stopping = token in self.stop_ids
@@ -84,6 +87,19 @@ class Output:
         cause = hit if hit is not None else str(token) if stopping else None
         return self._delta(finish, (token,), shown, positions, cause)
 
+    @property
+    def untold(self) -> bool:
+        """Whether there are log-probabilities of prompt tokens that no delta has had."""
+        return bool(self._scores)
+
+    def score(self, alternatives: Alternatives) -> None:
+        """Log-probabilities of the next prompt token; they go out with the next delta."""
+        self._scores.append(self._position(alternatives))
+
+    def told(self) -> Delta:
+        """A delta of nothing but log-probabilities of prompt tokens."""
+        return self._delta(None)
+
     def abort(self) -> Delta:
         """The last delta of a request that somebody gave up."""
         return self._delta("abort")
@@ -97,9 +113,11 @@ class Output:
         positions: tuple[Position, ...] = (), stop: str | None = None, error: AtlasError | None = None,
     ) -> Delta:  # fmt: skip
         failure = None if error is None else to_failure(error)
+        scores, self._scores = tuple(self._scores), []
         return Delta(
             self.id, tokens, text, positions, finish, stop, self._prompt_tokens, self._count, error=failure,
             reasoning_tokens=self._thought_tokens, started=self.started if self._count == 1 and tokens else None,
+            prompt_logprobs=scores,
         )  # fmt: skip
 
     def _show(self, piece: str, *, final: bool = False) -> tuple[str, str | None]:

@@ -255,7 +255,9 @@ class ForwardBuilder:
         wide = 1 + MAX_TOP_LOGPROBS
         values = value("logprob_values", "activation", ("R", wide), DType.F32)
         ids = value("logprob_ids", "activation", ("R", wide), DType.I32)
-        self.op("logprobs", {"logits": logits, "sampled": sampled, **where, "values": values, "ids": ids}, stride)
+        scored = value("scored", "input", ("R", 2), DType.I32)
+        told = {"logits": logits, "sampled": sampled, "scored": scored, "values": values, "ids": ids}
+        self.op("logprobs", {**told, **where}, stride)
         self.op("advance", {"sampled": sampled, **where, "cu_q": self._cu_q}, stride)
         self._recorder.end_segment("sample")
         return self._recorder.finish((sampled, values, ids, logits))

@@ -163,6 +163,7 @@ SAMPLE_OPS = (
         (
             _activation("logits", dtype=_F32),
             _activation("sampled", dtype=_I32),
+            Operand("scored", "input", dtype=_I32),
             _SAMPLE_ROW,
             _ROW_SLOT,
             _SLOTS,
@@ -172,7 +173,7 @@ SAMPLE_OPS = (
         ("slot_stride",),
         sampling.logprobs,
         {DType.F32: Tolerance(1e-5, 1e-4)},
-        summary="log-probabilities of the sampled and the best tokens",
+        summary="log-probabilities of the sampled or given and of the best tokens",
     ),
     Op(
         "advance",

@@ -119,19 +119,23 @@ def sample(a: Arrays, attrs: Attrs) -> None:
 def logprobs(a: Arrays, attrs: Attrs) -> None:
     """log softmax of the unmodified logits: the sampled token first, then the most likely ones, best first, ties by id.
 
-    Rows whose slot wants none hold -1 as ids and 0 as values; so do places beyond the number wanted.
+    ``scored`` has a token and a number of alternatives for rows whose token is given, as those of prompts are; -1 for others. Rows
+    that want none hold -1 as ids and 0 as values; so do places beyond the number wanted.
     """
     rows = a["logits"].shape[0]
     values = np.zeros((rows, 1 + MAX_TOP_LOGPROBS), np.float32)
     ids = np.full((rows, 1 + MAX_TOP_LOGPROBS), -1, np.int32)
     for index, row in enumerate(a["sample_row"]):
-        wanted = -1 if row < 0 else int(a["slots"][int(a["row_slot"][row]) * attrs["slot_stride"] + Word.LOGPROBS])
+        token, wanted = (int(word) for word in a["scored"][index])
+        if token < 0:
+            token = int(a["sampled"][index])
+            wanted = -1 if row < 0 else int(a["slots"][int(a["row_slot"][row]) * attrs["slot_stride"] + Word.LOGPROBS])
         if wanted < 0:
             continue
         logits = a["logits"][index].astype(np.float64)
         log = logits - logits.max() - np.log(np.exp(logits - logits.max()).sum())
         best = np.argsort(-logits, kind="stable")[:wanted]
-        chosen = np.concatenate([[a["sampled"][index]], best]).astype(np.int32)
+        chosen = np.concatenate([[token], best]).astype(np.int32)
         ids[index, : len(chosen)] = chosen
         values[index, : len(chosen)] = log[chosen]
     a["values"], a["ids"] = values, ids

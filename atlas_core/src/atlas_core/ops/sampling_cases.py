@@ -175,7 +175,7 @@ def clear(logits: Array, params: SamplingParams, noise: Array) -> bool:
 
 
 def logprobs(rng: Rng, large: bool) -> Iterator[Trial]:
-    """None, zero, some and all alternatives; exact ties, which go by id."""
+    """None, zero, some and all alternatives, of sampled and of given tokens; exact ties, which go by id."""
     wanted: Sequence[int | None] = (5, None, 0, MAX_TOP_LOGPROBS, 1)
 
     def fill(batch: Batch, sample_row: Array, vocab: int) -> tuple[dict[str, Array], dict[str, Any]]:
@@ -185,11 +185,20 @@ def logprobs(rng: Rng, large: bool) -> Iterator[Trial]:
         logits = np.round(normal(rng, len(sample_row), vocab, scale=3.0) * 64).astype(np.float32) / np.float32(64)
         sampled = rng.integers(0, vocab, len(sample_row)).astype(np.int32)
         sampled[sample_row < 0] = -1
-        return {"logits": logits, "sampled": sampled}, {}
+        scored = np.full((len(sample_row), 2), (-1, 0), np.int32)
+        for index in np.flatnonzero((sample_row < 0) | (rng.random(len(sample_row)) < 0.2)):
+            scored[index] = rng.integers(0, vocab), (0, 3, MAX_TOP_LOGPROBS)[index % 3]
+        return {"logits": logits, "sampled": sampled, "scored": scored}, {}
 
     def operands(vocab: int, slots: int) -> dict[str, Shape]:
         wide = 1 + MAX_TOP_LOGPROBS
-        return {"logits": ("R", vocab), "sampled": ("R",), "values": ("R", wide), "ids": ("R", wide)}
+        return {
+            "logits": ("R", vocab),
+            "sampled": ("R",),
+            "scored": ("R", 2),
+            "values": ("R", wide),
+            "ids": ("R", wide),
+        }
 
     return _trials(rng, large, 0, fill, operands)
 

@@ -34,12 +34,14 @@ def accept(request: Generate, order: int, *, seed: int, stop_ids: Iterable[int],
             field="prompt",
             code="context_length_exceeded",
         )
-    if params.max_tokens is not None and params.max_tokens < 1:
+    least = 1 if params.prompt_logprobs is None else 0
+    if params.max_tokens is not None and params.max_tokens < least:
         raise RequestError(f"max_tokens is {params.max_tokens}", "an answer has at least one token", field="max_tokens")
-    if params.logprobs is not None and not 0 <= params.logprobs <= MAX_TOP_LOGPROBS:
-        raise RequestError(
-            f"{params.logprobs} alternatives were asked for", f"0 to {MAX_TOP_LOGPROBS} are given", field="top_logprobs"
-        )
+    for wanted, field in ((params.logprobs, "top_logprobs"), (params.prompt_logprobs, "prompt_logprobs")):
+        if wanted is not None and not 0 <= wanted <= MAX_TOP_LOGPROBS:
+            raise RequestError(
+                f"{wanted} alternatives were asked for", f"0 to {MAX_TOP_LOGPROBS} are given", field=field
+            )
     room = limits.max_seq_len - length
     banned = sorted(set(stop_ids)) if params.min_tokens > 0 else []
     _check_tokens("prompt", request.prompt, limits)
@@ -55,12 +57,14 @@ def accept(request: Generate, order: int, *, seed: int, stop_ids: Iterable[int],
         order=order,
         prompt_length=length,
         tokens=list(request.prompt),
-        max_new=min(room, params.max_tokens or room),
+        # A prompt that is only scored samples a token too: its last one has to be computed all the same.
+        max_new=room if params.max_tokens is None else min(room, max(1, params.max_tokens)),
         min_new=params.min_tokens,
         fields=_fields(params, length, seed, limits),
         pairs=pairs,
         banned=len(banned),
         penalised=params.penalised,
+        scoring=params.prompt_logprobs,
     )
 
 

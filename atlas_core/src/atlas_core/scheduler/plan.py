@@ -3,11 +3,21 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import NamedTuple
 
 from atlas_core.scheduler.sequence import Restriction, Sequence
 
 LAST_TOKEN_MARKER = -1
 """Stands for the slot's last sampled token, which the host may not know yet."""
+
+
+class Scored(NamedTuple):
+    """A prompt token that is asked for its log-probability: by entry ``place`` of ``logits_rows``, which belongs to ``row``."""
+
+    place: int
+    row: int
+    token: int
+    alternatives: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +26,8 @@ class StepPlan:
 
     Row i belongs to ``sequences[i]`` in ``row_slot[i]`` and brings tokens ``cu_q[i]`` to ``cu_q[i + 1] - 1``.
 
-    ``logits_rows`` are the tokens whose logits are wanted and ``sample_row`` the rows that they belong to. ``updates``
+    ``logits_rows`` are the tokens whose logits are wanted and ``sample_row`` the rows that they belong to, or -1 for those that are not
+    sampled from: ``scored`` tells what else they are for. ``updates``
     are (word, value) pairs for the slots array, int32. ``clear_penalty`` are rows of the penalty pool to be zeroed
     before the step. ``logprobs`` says whether any sampled row wants them. ``masks`` are slots whose token mask is to be
     written before the step samples, with who writes it.
@@ -32,6 +43,7 @@ class StepPlan:
     clear_penalty: tuple[int, ...]
     logprobs: bool
     masks: tuple[tuple[int, Restriction], ...] = ()
+    scored: tuple[Scored, ...] = ()
 
     @property
     def max_query(self) -> int:
@@ -53,6 +65,17 @@ class PlanBuilder:
     _clear_penalty: list[int] = field(default_factory=list)
     _logprobs: bool = False
     _masks: list[tuple[int, Restriction]] = field(default_factory=list)
+    _scored: list[Scored] = field(default_factory=list)
+
+    @property
+    def logits(self) -> int:
+        """Tokens whose logits are wanted so far."""
+        return len(self._logits_rows)
+
+    @property
+    def rows(self) -> int:
+        """Rows so far."""
+        return len(self._sequences)
 
     def update(self, word: int, value: int) -> None:
         """Write ``value`` (signed or unsigned 32 bits) to a word of the slots array."""
@@ -65,6 +88,13 @@ class PlanBuilder:
     def mask(self, slot: int, restriction: Restriction) -> None:
         """Let ``restriction`` write the slot's mask."""
         self._masks.append((slot, restriction))
+
+    def score(self, offset: int, token: int, alternatives: int) -> None:
+        """Ask the next row's token ``offset`` for the log-probability of ``token`` behind it."""
+        self._scored.append(Scored(len(self._logits_rows), len(self._sequences), token, alternatives))
+        self._logits_rows.append(len(self._token_ids) + offset)
+        self._sample_row.append(-1)
+        self._logprobs = True
 
     def row(self, sequence: Sequence, slot: int, tokens: Iterable[int], *, sampled: bool, logprobs: bool) -> None:
         """A sequence's tokens; its last one is sampled from when ``sampled``."""
@@ -84,7 +114,7 @@ class PlanBuilder:
         return StepPlan(
             tuple(self._sequences), tuple(self._row_slot), tuple(self._token_ids), tuple(self._cu_q),
             tuple(self._logits_rows), tuple(self._sample_row), tuple(self._updates), tuple(self._clear_penalty),
-            self._logprobs, tuple(self._masks),
+            self._logprobs, tuple(self._masks), tuple(self._scored),
         )  # fmt: skip
 
 

@@ -135,6 +135,8 @@ class Scheduler:
             raise EngineError(f"a step sampled {len(sampled)} tokens instead of {len(plan.sample_row)}")
         accepted = []
         for row, token in zip(plan.sample_row, sampled, strict=True):
+            if row < 0:
+                continue
             sequence = plan.sequences[row]
             sequence.pending -= 1
             if not sequence.finished:
@@ -174,10 +176,16 @@ class Scheduler:
 
     def _prefill(self, plan: PlanBuilder, budget: int) -> int:
         """Go on with prompts that are under way; returns what is left of the budget."""
-        for sequence in self._running:
+        for index, sequence in enumerate(self._running):
             if sequence.prefilling and budget:
-                budget -= self._row(plan, sequence, min(budget, sequence.prefill_end - sequence.computed))
+                room = self._scores(plan, sum(later.prefilling for later in self._running[index + 1 :]))
+                budget -= self._row(plan, sequence, _count(sequence, budget, room))
         return budget
+
+    def _scores(self, plan: PlanBuilder, others: int) -> int:
+        """How many logits a sequence may have now, so that ``others`` and those that may start still get the one that each needs."""
+        starting = min(len(self._waiting), self.limits.layout.slots - self._slots.used)
+        return max(1, self.limits.layout.slots - plan.logits - others - starting)
 
     def _admit(self, plan: PlanBuilder, budget: int) -> None:
         """Start waiting sequences in order, as long as the first of them finds everything that it needs."""
@@ -192,7 +200,7 @@ class Scheduler:
             sequence.computed, sequence.prefill_end = 0, len(sequence.tokens)
             self._running.append(sequence)
             self._fill_slot(plan, sequence, holding)
-            budget -= self._row(plan, sequence, min(budget, sequence.prefill_end))
+            budget -= self._row(plan, sequence, _count(sequence, budget, self._scores(plan, 0)))
 
     def _hold(self, sequence: Sequence) -> Holding | None:
         """Everything that a waiting sequence needs to start, or None, with nothing taken.
@@ -259,11 +267,20 @@ class Scheduler:
             plan.update(layout.word(holding.slot, Word.BIAS_COUNT), len(sequence.pairs) - sequence.banned)
         if sampled and sequence.restriction is not None:
             self._mask(plan, sequence, sequence.restriction, holding.slot)
+        self._score(plan, sequence, start, end)
         plan.row(sequence, holding.slot, tokens, sampled=sampled, logprobs=sequence.fields[Word.LOGPROBS] >= 0)
         sequence.computed = end
         sequence.pending += sampled
         sequence.in_flight += 1
         return count
+
+    def _score(self, plan: PlanBuilder, sequence: Sequence, start: int, end: int) -> None:
+        """Ask for the log-probabilities of the prompt tokens behind those from ``start`` to ``end``, each once."""
+        if sequence.scoring is None:
+            return
+        for index in range(max(start, sequence.scored), min(end, sequence.prompt_length - 1)):
+            plan.score(index - start, sequence.tokens[index + 1], sequence.scoring)
+            sequence.scored = index + 1
 
     def _mask(self, plan: PlanBuilder, sequence: Sequence, restriction: Restriction, slot: int) -> None:
         """Have the slot's mask written, or not looked at, for the next token."""
@@ -315,6 +332,14 @@ class Scheduler:
             return
         sequence.state = State.WAITING
         self._waiting.appendleft(sequence)  # it was the youngest of the running, so older than all who wait
+
+
+def _count(sequence: Sequence, budget: int, room: int) -> int:
+    """Tokens of a prompt that a step takes: within ``budget``, and with at most ``room`` tokens whose logits are wanted."""
+    count = min(budget, sequence.prefill_end - sequence.computed)
+    if not sequence.unscored:
+        return count
+    return min(count, max(0, sequence.scored - sequence.computed) + room)
 
 
 def _held(sequence: Sequence) -> Holding:

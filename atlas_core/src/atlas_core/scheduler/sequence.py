@@ -63,7 +63,8 @@ class Sequence:
     ones by the marker of the slot's last token. ``in_flight`` launched steps have not been collected yet. ``max_new``
     tokens are generated at most. ``pairs`` are bias pairs (token, value bits), the last ``banned`` of which forbid stop
     tokens until ``min_new`` are generated. ``order`` is the place in the line, kept through preemption. ``fields`` are
-    the slot words that do not depend on the slot. ``masked`` is whether the device applies the slot's mask.
+    the slot words that do not depend on the slot. ``masked`` is whether the device applies the slot's mask. ``scoring`` is the number
+    of alternatives wanted for each prompt token, None for none; the first ``scored`` tokens have been asked about their successors.
     """
 
     id: str
@@ -86,6 +87,8 @@ class Sequence:
     bans: bool = field(default=False)
     restriction: Restriction | None = None
     masked: bool = False
+    scoring: int | None = None
+    scored: int = 0
 
     @property
     def generated(self) -> int:
@@ -96,6 +99,11 @@ class Sequence:
     def prefilling(self) -> bool:
         """Whether known tokens still have to be given to the device by value."""
         return self.computed < self.prefill_end
+
+    @property
+    def unscored(self) -> bool:
+        """Whether prompt tokens are left whose log-probabilities have to be asked for."""
+        return self.scoring is not None and self.scored < self.prompt_length - 1
 
     @property
     def blocked(self) -> bool:

@@ -6,7 +6,7 @@ from typing import Any
 from atlas_core.contracts.dialect import Text
 from atlas_core.server.answer import AnswerEvent, AnswerReader, Arguments, Call, Reading, Thought, read_message
 from atlas_core.server.conversation import ToolUse, tool_use
-from atlas_core.server.logprobs import chat_logprobs
+from atlas_core.server.logprobs import chat_logprobs, prompt_logprobs
 from atlas_core.server.ports import ServedModel
 from atlas_core.server.prompt import Conversation, encode_pieces, render
 from atlas_core.server.schema import ChatRequest, read_request, unknown_fields
@@ -73,6 +73,8 @@ class Chat:
             "choices": [_choice(turn, index, output) for index, output in enumerate(outputs)],
             "usage": usage(outputs, turn.n),
         }
+        if turn.prompt_logprobs is not None:
+            body["prompt_logprobs"] = prompt_logprobs(outputs[0].prompt_positions, turn.prompt_logprobs)
         return body | ({"prompt_token_ids": turn.prompts[0].ids} if turn.token_ids else {})
 
     def writer(self, turn: Turn) -> "ChatChunks":

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from atlas_core.server.answer import Reading
-from atlas_core.server.logprobs import LegacyLogprobs
+from atlas_core.server.logprobs import LegacyLogprobs, prompt_logprobs
 from atlas_core.server.ports import ServedModel
 from atlas_core.server.schema import CompletionRequest, read_request, unknown_fields
 from atlas_core.server.sse import DONE, Chunks, ChunkTemplate, encode
@@ -13,7 +13,7 @@ from atlas_core.server.translate import check_ids, check_prompt, split_prompts
 from atlas_core.server.turn import Output, Prompt, Turn, usage
 from atlas_core.text.grammar import check, whole_grammar
 from atlas_core.vocab.errors import RequestError
-from atlas_core.vocab.messages import Delta, Ready
+from atlas_core.vocab.messages import Delta, Position, Ready, TokenLogprob
 
 
 class Completions:
@@ -55,7 +55,10 @@ class Completions:
             else:
                 ids = check_ids(prompt, info.vocab_size, field)
                 echo = model.tokenizer.decode(ids, skip_special=False) if request.echo else ""
-            found.append(Prompt(check_prompt(ids, info, field), echo if request.echo else "", grammar=grammar))
+            checked = check_prompt(ids, info, field)
+            scored = request.echo and request.logprobs is not None
+            start = _token(model, checked[0]) if scored else None
+            found.append(Prompt(checked, echo if request.echo else "", grammar=grammar, start=start))
         return found
 
     def whole(self, turn: Turn, outputs: Sequence[Output]) -> dict[str, Any]:
@@ -80,10 +83,14 @@ class CompletionChunks(Chunks):
         self._opened = [False] * len(turn.sequences)
         self._logprobs = [LegacyLogprobs(turn.hidden) for _ in turn.sequences]
         self._heads = [f'{{"index":{index},"text":'.encode() for index in range(len(turn.sequences))]
+        self._scores: list[list[Position]] = [[] for _ in turn.sequences]
 
     def chunk(self, index: int, delta: Delta) -> bytes:
         """Events for ``delta``: none while its text is held back and nothing else was asked for."""
         text = delta.text
+        self._scores[index] += delta.prompt_logprobs
+        if not delta.tokens and delta.finish is None:
+            return b""  # the prompt is not through, and an echo comes with all of its log-probabilities
         first = not self._opened[index]
         if first:
             text = self._turn.prompt_of(index).echo + text
@@ -92,7 +99,8 @@ class CompletionChunks(Chunks):
             return b""
         self._opened[index] = True
         choice = self._heads[index] + encode(text) + b',"logprobs":'
-        choice += encode(self._logprobs[index].piece(delta.logprobs)) if self._turn.wants_logprobs else b"null"
+        prompt = self._turn.prompt_of(index) if first else None
+        choice += encode(_logprobs(self._turn, self._logprobs[index], prompt, self._scores[index], delta.logprobs))
         choice += b',"finish_reason":' + encode(delta.finish)
         if self._turn.token_ids:
             choice += b',"token_ids":' + encode(delta.tokens)
@@ -117,7 +125,31 @@ def _choice(turn: Turn, index: int, output: Output) -> dict[str, Any]:
     choice = {
         "index": index,
         "text": prompt.echo + output.text,
-        "logprobs": LegacyLogprobs(turn.hidden).piece(output.positions) if turn.wants_logprobs else None,
+        "logprobs": _logprobs(turn, LegacyLogprobs(turn.hidden), prompt, output.prompt_positions, output.positions),
         "finish_reason": output.finish,
     }
+    if turn.prompt_logprobs is not None:
+        choice["prompt_logprobs"] = prompt_logprobs(output.prompt_positions, turn.prompt_logprobs)
     return choice | ({"token_ids": output.tokens, "prompt_token_ids": prompt.ids} if turn.token_ids else {})
+
+
+def _logprobs(
+    turn: Turn, writer: LegacyLogprobs, prompt: Prompt | None, scores: Sequence[Position], positions: Sequence[Position]
+) -> dict[str, list[Any]] | None:
+    """The ``logprobs`` object of a piece, behind that of ``prompt`` where the piece is the first."""
+    if not turn.wants_logprobs:
+        return None
+    if prompt is None or prompt.start is None:
+        return writer.piece(positions)
+    wanted = turn.sequences[0].sampling.logprobs
+    scores = [Position(score.chosen, score.top[:wanted]) for score in scores]
+    echoed = writer.echoed(prompt.start, scores, prompt.echo)
+    return {
+        name: values + added
+        for (name, values), added in zip(echoed.items(), writer.piece(positions).values(), strict=True)
+    }
+
+
+def _token(model: ServedModel, token: int) -> TokenLogprob:
+    data = model.tokenizer.token_bytes(token)
+    return TokenLogprob(token, data.decode("utf-8", errors="replace"), 0.0, data)

@@ -23,7 +23,7 @@ from atlas_core.server.metrics import Metrics
 from atlas_core.server.options import ServerOptions
 from atlas_core.server.ports import ServedModel, Service
 from atlas_core.server.schema import Request, read_request, unknown_fields
-from atlas_core.server.translate import sampling_params, sequences
+from atlas_core.server.translate import check_scores, sampling_params, sequences
 from atlas_core.server.turn import Output, Turn
 from atlas_core.vocab.errors import RequestError
 from atlas_core.vocab.sampling import SamplingParams
@@ -132,8 +132,8 @@ async def make_turn(face: Face[R], service: Service, model: str, request: R, arr
             "the request takes too long to prepare", f"{_MOST_PREPARATION_S} s have not been enough",
             "send a shorter prompt, or a simpler grammar", code="too_complex",
         ) from None  # fmt: skip
+    check_scores(prompts, n := request.n or 1, sampling)
     answer_id = face.id_prefix + uuid.uuid4().hex
-    n = request.n or 1
     options = request.stream_options
     return Turn(
         answer_id, int(time.time()), model, info.fingerprint, tuple(prompts), n,
@@ -142,6 +142,7 @@ async def make_turn(face: Face[R], service: Service, model: str, request: R, arr
         stream=bool(request.stream),
         include_usage=bool(options and options.include_usage),
         token_ids=bool(request.return_token_ids),
+        prompt_logprobs=request.prompt_logprobs,
         reading=reading,
         stops=asked.stop,
     )  # fmt: skip

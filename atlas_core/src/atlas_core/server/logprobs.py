@@ -21,7 +21,7 @@ def chat_logprobs(positions: Iterable[Position], hidden: frozenset[int]) -> list
 class LegacyLogprobs:
     """The ``logprobs`` object of completions, piece by piece; the joined pieces are the object of the whole answer.
 
-    ``text_offset`` is the number of characters before the one that a token begins or goes on with.
+    ``text_offset`` is the number of characters before the one that a token begins or goes on with. An echoed prompt comes first.
     """
 
     def __init__(self, hidden: frozenset[int]) -> None:
@@ -39,11 +39,46 @@ class LegacyLogprobs:
             "text_offset": [self._advance(p.chosen) for p in positions],
         }
 
+    def echoed(self, start: TokenLogprob, positions: Sequence[Position], echo: str) -> dict[str, list[Any]]:
+        """What the prompt's tokens add, ``start`` and those of ``positions``; nothing comes before the first to tell it from."""
+        tokens = [start, *(p.chosen for p in positions)]
+        return {
+            "tokens": [_spelling(token) for token in tokens],
+            "token_logprobs": [None, *(_finite(p.chosen.logprob) for p in positions)],
+            "top_logprobs": [None, *(_alternatives(p) for p in positions)],
+            "text_offset": [self._echo(token, echo) for token in tokens],
+        }
+
+    def _echo(self, token: TokenLogprob, echo: str) -> int:
+        # What the tokenizer put before the prompt, and no text of the client's, takes no room.
+        at = self._offset
+        if token.id not in self._hidden or echo.startswith(token.token, at):
+            self._offset = min(len(echo), at + len(self._decoder.decode(token.bytes)))
+        return at
+
     def _advance(self, token: TokenLogprob) -> int:
         at = self._offset
         if token.id not in self._hidden:
             self._offset += len(self._decoder.decode(token.bytes))
         return at
+
+
+def prompt_logprobs(positions: Sequence[Position], count: int) -> list[dict[str, Any] | None]:
+    """A prompt's tokens behind the first, each with ``count`` alternatives, by id, as vLLM shows them.
+
+    ``rank`` is the place among the most likely, from 1, or null for a token that is beyond those that were looked at.
+    """
+    found: list[dict[str, Any] | None] = [None]
+    for position in positions:
+        entries = {str(top.id): _ranked(top, rank) for rank, top in enumerate(position.top[:count], 1)}
+        chosen = position.chosen
+        ranks = (rank for rank, top in enumerate(position.top, 1) if top.id == chosen.id)
+        found.append({str(chosen.id): _ranked(chosen, next(ranks, None)), **entries})
+    return found
+
+
+def _ranked(token: TokenLogprob, rank: int | None) -> dict[str, Any]:
+    return {"logprob": _finite(token.logprob), "rank": rank, "decoded_token": token.token}
 
 
 def _alternatives(position: Position) -> dict[str, float]:

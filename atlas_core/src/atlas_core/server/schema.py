@@ -36,7 +36,8 @@ class Request(Struct, kw_only=True):
     """What both endpoints take. Null is the same as absent, everywhere.
 
     ``stop`` is one string or at most MAX_STOPS; ``seed`` is any 64-bit signed integer. ``top_k`` 0 and -1 are off.
-    ``return_token_ids`` adds ``token_ids`` to every choice and delta, and ``prompt_token_ids``.
+    ``prompt_logprobs`` adds a list of that name, of every prompt token and so many alternatives; not in streams. ``return_token_ids`` adds
+    ``token_ids`` to every choice and delta, and ``prompt_token_ids``.
     """
 
     model: str | None = None
@@ -61,6 +62,7 @@ class Request(Struct, kw_only=True):
     skip_special_tokens: bool | None = None
     return_token_ids: bool | None = None
     structured_outputs: dict[str, Any] | None = None
+    prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
 
 
 class ChatRequest(Request, kw_only=True):
@@ -86,8 +88,12 @@ class ChatRequest(Request, kw_only=True):
 
 
 class CompletionRequest(Request, kw_only=True):
-    """``POST /v1/completions``. ``max_tokens`` is DEFAULT_COMPLETION_TOKENS unless given; ``best_of`` may only equal ``n``."""
+    """``POST /v1/completions``. ``max_tokens`` is DEFAULT_COMPLETION_TOKENS unless given; ``best_of`` may only equal ``n``.
 
+    With ``echo`` or ``prompt_logprobs`` ``max_tokens`` may be 0. ``logprobs`` are then those of the prompt too.
+    """
+
+    max_tokens: NotNegative | None = None
     prompt: str | Annotated[list[str | int | list[int]], Meta(min_length=1)]
     echo: bool | None = None
     best_of: Positive | None = None
@@ -149,7 +155,7 @@ _NEUTRAL_EVERYWHERE: Mapping[str, tuple[Any, ...]] = {
     "guided_json": (), "guided_regex": (),
     "guided_choice": (), "guided_grammar": (), "json_schema": (), "grammar": ("",), "regex": (), "ebnf": (),
     "use_beam_search": (False,), "length_penalty": (1.0,), "early_stopping": (False,), "bad_words": ([],),
-    "allowed_token_ids": (), "logits_processors": ([],), "prompt_logprobs": (), "truncate_prompt_tokens": (),
+    "allowed_token_ids": (), "logits_processors": ([],), "truncate_prompt_tokens": (),
     "priority": (0,), "top_n_sigma": (), "typical_p": (1.0,), "tfs_z": (1.0,),
     "mirostat": (0,), "dry_multiplier": (0.0,), "xtc_probability": (0.0,), "dynatemp_range": (0.0,), "adapter": (),
 }  # fmt: skip

@@ -6,7 +6,6 @@ from typing import Any
 
 from atlas_core.server.schema import (
     DEFAULT_COMPLETION_TOKENS,
-    MAX_LEGACY_LOGPROBS,
     ChatRequest,
     CompletionRequest,
     Request,
@@ -15,6 +14,9 @@ from atlas_core.server.turn import Prompt
 from atlas_core.vocab.errors import CheckpointError, RequestError
 from atlas_core.vocab.messages import Generate, Ready
 from atlas_core.vocab.sampling import SamplingParams
+
+MAX_SCORES = 500_000
+"""Log-probabilities of prompt tokens in one answer."""
 
 _GENERATION_CONFIG: Mapping[str, tuple[float, float]] = {
     "temperature": (0.0, 100.0),
@@ -75,6 +77,7 @@ def sampling_params(request: Request, defaults: Mapping[str, float | int], info:
         ignore_eos=bool(request.ignore_eos),
         skip_special_tokens=request.skip_special_tokens is not False,
         logprobs=_logprobs(request),
+        prompt_logprobs=_prompt_logprobs(request),
     )
 
 
@@ -93,6 +96,17 @@ def sequences(
         Generate(f"{answer_id}-{index}", prompt.ids, one, arrival, prompt.grammar, prompt.thinking)
         for index, (prompt, one) in enumerate(pairs)
     )
+
+
+def check_scores(prompts: Sequence[Prompt], n: int, sampling: SamplingParams) -> None:
+    """Raises RequestError when log-probabilities of prompts would fill the memory: those of long ones with many alternatives."""
+    each = 0 if sampling.prompt_logprobs is None else 1 + sampling.prompt_logprobs
+    count = n * each * sum(len(prompt.ids) for prompt in prompts)
+    if count > MAX_SCORES:
+        raise RequestError(
+            f"{count} log-probabilities of prompt tokens were asked for", f"an answer has at most {MAX_SCORES}",
+            "send fewer or shorter prompts, or ask for fewer alternatives", field="prompt_logprobs", code="too_many_logprobs",
+        )  # fmt: skip
 
 
 def check_prompt(ids: Sequence[int], info: Ready, field: str) -> tuple[int, ...]:
@@ -145,17 +159,26 @@ def _max_tokens(request: Request) -> int | None:
 
 def _logprobs(request: Request) -> int | None:
     if isinstance(request, CompletionRequest):
-        if request.logprobs is not None and request.echo:
-            raise RequestError(
-                "logprobs of an echoed prompt are not supported", f"only generated tokens have them (0 to {MAX_LEGACY_LOGPROBS})",
-                "leave out echo or logprobs", kind="unsupported", field="echo", code="unsupported_parameter",
-            )  # fmt: skip
         return request.logprobs
     if not isinstance(request, ChatRequest) or not request.logprobs:
         if isinstance(request, ChatRequest) and request.top_logprobs:
             raise _contradiction("top_logprobs", "logprobs is not true")
         return None
     return request.top_logprobs or 0
+
+
+def _prompt_logprobs(request: Request) -> int | None:
+    """Alternatives of prompt tokens: as many as any part of the answer shows."""
+    if request.prompt_logprobs is not None and request.stream:
+        raise _contradiction("prompt_logprobs", "streams do not have them; completions with echo and logprobs do")
+    wanted = [request.prompt_logprobs]
+    if isinstance(request, CompletionRequest):
+        wanted += [request.logprobs] if request.echo else []
+        if request.max_tokens == 0:
+            if not request.echo and request.prompt_logprobs is None:
+                raise _contradiction("max_tokens", "with 0 there is nothing to answer but an echo or prompt_logprobs")
+            wanted.append(0)
+    return max((count for count in wanted if count is not None), default=None)
 
 
 def _logit_bias(bias: Mapping[str, float], vocab_size: int) -> tuple[tuple[int, float], ...]:

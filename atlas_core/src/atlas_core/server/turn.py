@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from atlas_core.server.answer import Reading
 from atlas_core.text.dialect.thought import Opening
-from atlas_core.vocab.messages import Delta, FinishReason, Generate, Position, Thinking
+from atlas_core.vocab.messages import Delta, FinishReason, Generate, Position, Thinking, TokenLogprob
 
 UsageObject = dict[str, int | dict[str, int]]
 
@@ -14,7 +14,7 @@ UsageObject = dict[str, int | dict[str, int]]
 class Prompt:
     """One prompt; ``echo`` is the text to put before its answers.
 
-    ``opening`` says whether it ends inside a thought. ``grammar`` and ``thinking`` are what Generate says of its answers.
+    ``start`` is its first token, where the log-probabilities of the others are shown. ``opening`` says whether it ends inside a thought. ``grammar`` and ``thinking`` are what Generate says of its answers.
     """
 
     ids: tuple[int, ...]
@@ -22,6 +22,7 @@ class Prompt:
     opening: Opening = "closed"
     grammar: str = ""
     thinking: Thinking | None = None
+    start: TokenLogprob | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,7 @@ class Turn:
     """One request, understood. Choice ``i`` is ``sequences[i]``; it answers ``prompts[i // n]``.
 
     ``hidden`` are the tokens whose text answers do not show. ``created`` is Unix time, seconds. ``fingerprint`` identifies model, plugins and settings.
-    ``reading`` is how answers are taken apart into thoughts, text and calls. ``stops`` are the client's own stop strings.
+    ``prompt_logprobs`` is the number of alternatives in a list of that name. ``reading`` is how answers are taken apart into thoughts, text and calls. ``stops`` are the client's own stop strings.
     """
 
     id: str
@@ -43,6 +44,7 @@ class Turn:
     stream: bool = False
     include_usage: bool = False
     token_ids: bool = False
+    prompt_logprobs: int | None = None
     reading: Reading = field(default_factory=Reading)
     stops: tuple[str, ...] = ()
 
@@ -63,6 +65,7 @@ class Output:
     pieces: list[str] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     positions: list[Position] = field(default_factory=list)
+    prompt_positions: list[Position] = field(default_factory=list)
     finish: FinishReason | None = None
     stop: str | None = None
     prompt_tokens: int = 0
@@ -75,6 +78,7 @@ class Output:
         self.pieces.append(delta.text)
         self.tokens += delta.tokens
         self.positions += delta.logprobs
+        self.prompt_positions += delta.prompt_logprobs
         self.count(delta)
 
     def count(self, delta: Delta) -> None:

@@ -76,6 +76,7 @@ class Delta:
 
     ``stop`` names what ended it: a stop string, or a token id in decimal. Usage counts are totals so far.
     ``started``, in the first delta with a token only, is when the request's first step began, monotonic time, seconds.
+    ``prompt_logprobs`` are those of the next prompt tokens, the second one's first; they come before anything that is generated.
     """
 
     id: str
@@ -90,6 +91,7 @@ class Delta:
     error: "Failure | None" = None
     reasoning_tokens: int = 0
     started: float | None = None
+    prompt_logprobs: tuple[Position, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ class SamplingParams:
     top_p, min_p. ``temperature`` 0 takes the largest logit (lowest id on ties). ``top_k`` 0 is off. ``seed`` None lets the
     engine draw one. ``max_tokens`` None means up to the context size. ``logprobs`` None is off, else the number
     (0 to 20) of alternatives beside the sampled token; values are those of the unmodified distribution.
+    ``prompt_logprobs`` asks the same of every prompt token but the first; only with it ``max_tokens`` may be 0, and nothing is generated.
     ``shown_tokens`` are control tokens whose text is shown even if ``skip_special_tokens`` hides that of the others.
     """
 
@@ -34,6 +35,7 @@ class SamplingParams:
     skip_special_tokens: bool = True
     logprobs: int | None = None
     shown_tokens: tuple[int, ...] = ()
+    prompt_logprobs: int | None = None
 
     @property
     def greedy(self) -> bool:

@@ -69,7 +69,7 @@ class Logprobs(CpuImplementation):
         return max(1, min(need.rows, context.workers))
 
     def _arguments(self, need: OpNeed, context: BindContext) -> tuple[Arg, ...]:
-        operands = addresses(context, "logits", "sampled", "sample_row", "row_slot", "slots", "values", "ids")
+        operands = addresses(context, "logits", "sampled", "scored", "sample_row", "row_slot", "slots", "values", "ids")
         return (*operands, i32(need.operands["logits"].shape[1]), *ints(need, "slot_stride"))
 
 

@@ -65,7 +65,7 @@ class Logprobs(_RowCluster):
 
     op, name = "logprobs", "logprobs"
     module, entry = "logprobs", "logprobs"
-    names = ("logits", "sampled", "sample_row", "row_slot", "slots", "values", "ids")
+    names = ("logits", "sampled", "scored", "sample_row", "row_slot", "slots", "values", "ids")
 
 
 class Advance(Implementation):

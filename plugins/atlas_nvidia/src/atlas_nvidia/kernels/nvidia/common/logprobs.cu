@@ -1,4 +1,4 @@
-// log softmax of the unmodified logits at the sampled token and at the most likely ones.
+// log softmax of the unmodified logits at the sampled or given token and at the most likely ones.
 #include "row_cluster.cuh"
 
 using namespace atlas;
@@ -8,9 +8,9 @@ constexpr int PLACES = 21;  // the sampled token and up to 20 alternatives (voca
 }
 
 extern "C" __global__ void __launch_bounds__(ROW_THREADS, 1)
-logprobs(const int32_t* counts, const float* logits, const int32_t* sampled, const int32_t* sample_row,
-         const int32_t* row_slot, const int32_t* slots, float* values, int32_t* ids, int32_t vocabulary,
-         int32_t slot_stride) {
+logprobs(const int32_t* counts, const float* logits, const int32_t* sampled, const int32_t* scored,
+         const int32_t* sample_row, const int32_t* row_slot, const int32_t* slots, float* values, int32_t* ids,
+         int32_t vocabulary, int32_t slot_stride) {
     __shared__ RowShared shared;
     admit_successor();
     wait_for_predecessor();
@@ -19,7 +19,8 @@ logprobs(const int32_t* counts, const float* logits, const int32_t* sampled, con
     RowCluster row(shared, vocabulary);
     const int step_row = sample_row[index];
     const int64_t slot = step_row < 0 ? 0 : static_cast<int64_t>(row_slot[step_row]) * slot_stride;
-    const int wanted = step_row < 0 ? -1 : slots[slot + ATLAS_LOGPROBS];
+    const bool given = scored[2 * index] >= 0;
+    const int wanted = given ? scored[2 * index + 1] : step_row < 0 ? -1 : slots[slot + ATLAS_LOGPROBS];
     if (row.leader()) {
         for (int place = wanted < 0 ? 0 : 1 + wanted; place < PLACES; ++place) {
             values[index * PLACES + place] = 0.0f;
@@ -36,7 +37,7 @@ logprobs(const int32_t* counts, const float* logits, const int32_t* sampled, con
     });
     const float log_total = static_cast<float>(log(static_cast<double>(total) * 0x1p-40));
     if (row.leader()) {
-        const int token = sampled[index];
+        const int token = given ? scored[2 * index] : sampled[index];
         ids[index * PLACES] = token;
         values[index * PLACES] = mine[token] - largest - log_total;
     }

@@ -261,18 +261,21 @@ void sample(const int32_t* counts, const float* logits, const int32_t* sample_ro
     }
 }
 
-void logprobs(const int32_t* counts, const float* logits, const int32_t* sampled, const int32_t* sample_row,
-              const int32_t* row_slot, const int32_t* state, float* values, int32_t* ids, int32_t vocabulary,
-              int32_t slot_stride, int task, int ntasks) {
+void logprobs(const int32_t* counts, const float* logits, const int32_t* sampled, const int32_t* scored,
+              const int32_t* sample_row, const int32_t* row_slot, const int32_t* state, float* values, int32_t* ids,
+              int32_t vocabulary, int32_t slot_stride, int task, int ntasks) {
     constexpr int kWide = 1 + kMaxLogprobs;
     for (int i = task; i < counts[ATLAS_ROWS]; i += ntasks) {
         float* value = values + static_cast<size_t>(i) * kWide;
         int32_t* id = ids + static_cast<size_t>(i) * kWide;
         for (int place = 0; place < kWide; ++place) value[place] = 0, id[place] = -1;
         const int32_t row = sample_row[i];
-        const int wanted =
-            row < 0 ? -1
-                    : smaller(state[static_cast<size_t>(row_slot[row]) * slot_stride + ATLAS_LOGPROBS], kMaxLogprobs);
+        const bool given = scored[2 * i] >= 0;
+        const int32_t token = given ? scored[2 * i] : sampled[i];
+        const int asked = given     ? scored[2 * i + 1]
+                          : row < 0 ? -1
+                                    : state[static_cast<size_t>(row_slot[row]) * slot_stride + ATLAS_LOGPROBS];
+        const int wanted = smaller(asked, kMaxLogprobs);
         if (wanted < 0) continue;
         const float* in = logits + static_cast<size_t>(i) * vocabulary;
         const float best = maximum(in, vocabulary);
@@ -292,8 +295,8 @@ void logprobs(const int32_t* counts, const float* logits, const int32_t* sampled
             }
         }
         const double normal = static_cast<double>(best) + log(total);
-        id[0] = sampled[i];
-        value[0] = static_cast<float>(static_cast<double>(in[sampled[i]]) - normal);
+        id[0] = token;
+        value[0] = static_cast<float>(static_cast<double>(in[token]) - normal);
         for (int place = 0; place < n; ++place) {
             id[1 + place] = list[place].id;
             value[1 + place] = static_cast<float>(static_cast<double>(list[place].value) - normal);
