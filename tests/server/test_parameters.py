@@ -141,4 +141,4 @@ def test_unknown_fields_are_told_once(serve, caplog, monkeypatch):
         assert server.chat(novelty=2, store=True).status_code == 200
         assert server.chat(store=True, metadata={"a": "b"}).status_code == 200
     told = [record.getMessage() for record in caplog.records if record.name == "atlas.server"]
-    assert told == [f"requests have the field '{name}', which has no effect here" for name in ("novelty", "store")]
+    assert told == [f"requests have '{name}', which has no effect here" for name in ("novelty", "store")]

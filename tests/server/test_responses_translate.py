@@ -123,7 +123,7 @@ def test_ids_are_kept_and_unique():
         [*given, {"type": "web_search_call", "id": "ws_1"}], "input", fresh(), frozenset({"msg_y"})
     )
     assert [item["id"] for item in found] == ["msg_x", "msg_0", "msg_1", "msg_2"]
-    assert skipped == ["web_search_call"]
+    assert skipped == ["items of type web_search_call"]
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def test_tools():
             {"type": "custom", "name": "p", "description": "Patch.", "format": {"type": "grammar", "syntax": "lark", "definition": "start: /a/"}},
         ]
     )  # fmt: skip
-    assert (found.skipped, found.custom) == (("web_search", "namespace"), {"p"})
+    assert (found.skipped, found.custom) == (("tools of type web_search", "tools of type namespace"), {"p"})
     first, second, custom = (tool["function"] for tool in found.declared)
     assert first == {"name": "f", "description": "d", "strict": True, "parameters": {"type": "object"}}
     assert second == {"name": "g", "parameters": {"type": "object", "properties": {}}}

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
@@ -43,17 +43,17 @@ _MOST_PREPARATION_S = 30
 
 
 class UnknownFields:
-    """Tells once of every field that has no effect."""
+    """Tells once of everything in requests that has no effect."""
 
     def __init__(self) -> None:
         self._told: set[str] = set()
 
-    def tell(self, names: list[str]) -> None:
+    def tell(self, names: Iterable[str]) -> None:
         """Log those of ``names`` that are new; at most 256 in the server's life, since clients choose them."""
         for name in names:
             if name not in self._told and len(self._told) < _MOST_NAMES:
                 self._told.add(name)
-                _LOG.warning("requests have the field %r, which has no effect here", name[:64])
+                _LOG.warning("requests have %r, which has no effect here", name[:64])
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,6 @@ from atlas_core.server.responses.context import no_conversation
 from atlas_core.server.responses.endpoint import new_id
 from atlas_core.server.responses.items import check_outputs, invalid, read_items
 from atlas_core.server.responses.schema import Metadata
-from atlas_core.server.responses.told import Told
 from atlas_core.server.schema import R, read_request, unknown_fields
 from atlas_core.server.store.owner import owner_of
 from atlas_core.server.store.paging import page
@@ -50,11 +49,10 @@ class ItemsRequest(Struct, kw_only=True):
 class Conversations:
     """The endpoints; all raise RequestError for what is not there or not valid."""
 
-    def __init__(self, shared: Shared, store: Store, told: Told, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, shared: Shared, store: Store, clock: Callable[[], float] = time.time) -> None:
         """``clock`` is Unix time, seconds."""
         self._shared = shared
         self._store = store
-        self._told = told
         self._clock = clock
 
     async def create(self, request: Request) -> Response:
@@ -119,8 +117,7 @@ class Conversations:
 
     def _items(self, given: list[dict[str, Any]], before: tuple[Item, ...]) -> tuple[Item, ...]:
         items, skipped = read_items(given, "items", new_id, frozenset(item["id"] for item in before))
-        for kind in skipped:
-            self._told.once(f"items of type {kind[:64]}")
+        self._shared.unknown.tell(skipped)
         for index, item in enumerate(items):
             if item["type"] == "item_reference":
                 raise invalid(f"items[{index}]", "a conversation holds items, not references")

@@ -1,6 +1,6 @@
 """What a request goes on with: its own input behind what the store remembers."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,20 +10,21 @@ from atlas_core.server.responses.schema import InputRequest
 from atlas_core.server.store.port import Item, Store
 from atlas_core.vocab.errors import RequestError
 
-Tell = Callable[[str], None]
-"""Tells the operator, once, of a kind of thing that has no effect."""
-
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """``items`` is everything to answer, the request's own from ``own`` on; ``conversation`` is the id of the one it belongs to."""
+    """``items`` is everything to answer, the request's own from ``own`` on; ``conversation`` is the id of the one it belongs to.
+
+    ``skipped`` says what of its items was left out.
+    """
 
     items: tuple[Item, ...]
     own: int
+    skipped: tuple[str, ...]
     conversation: str | None = None
 
 
-async def gather(store: Store, owner: str, request: InputRequest, new_id: NewId, tell: Tell) -> Context:
+async def gather(store: Store, owner: str, request: InputRequest, new_id: NewId) -> Context:
     """The context of ``request``. Raises RequestError for bad items, and for a response, conversation or item that is not there."""
     conversation = conversation_id(request.conversation)
     if conversation is not None and request.previous_response_id is not None:
@@ -37,12 +38,10 @@ async def gather(store: Store, owner: str, request: InputRequest, new_id: NewId,
     elif request.previous_response_id is not None:
         before = await _previous(store, owner, request.previous_response_id)
     given, skipped = read_items(request.input or (), "input", new_id, frozenset(item["id"] for item in before))
-    for kind in skipped:
-        tell(f"items of type {kind[:64]}")
     own = [await _resolved(store, owner, item, before, index) for index, item in enumerate(given)]
     items = (*before, *(item for item in own if item is not None))
     check_outputs(items, len(before), "input")
-    return Context(items, len(before), conversation)
+    return Context(items, len(before), tuple(skipped), conversation)
 
 
 def conversation_id(given: str | Mapping[str, Any] | None) -> str | None:

@@ -24,7 +24,6 @@ from atlas_core.server.responses.context import Context, gather
 from atlas_core.server.responses.following import send_log
 from atlas_core.server.responses.jobs import EventLog, Job, Jobs
 from atlas_core.server.responses.schema import UNSUPPORTED, WITHOUT_EFFECT, InputRequest, ResponsesRequest
-from atlas_core.server.responses.told import Told
 from atlas_core.server.responses.tools import Tools, read_tools
 from atlas_core.server.responses.translate import SEALED, chat_request, in_own_words, later_beginnings
 from atlas_core.server.schema import read_request, unknown_fields
@@ -63,13 +62,12 @@ class _Work:
 class Responses:
     """An ASGI application that makes responses."""
 
-    def __init__(self, shared: Shared, store: Store, jobs: Jobs, told: Told, clock: Callable[[], float]) -> None:
+    def __init__(self, shared: Shared, store: Store, jobs: Jobs, clock: Callable[[], float]) -> None:
         """``clock`` is Unix time, seconds."""
         self._shared = shared
         self._store = store
         self._jobs = jobs
         self._clock = clock
-        self._told = told
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request. Raises AtlasError when it cannot, and ClientDisconnect when nobody waits for it any more."""
@@ -101,9 +99,9 @@ class Responses:
 
     async def _understand(self, service: Service, request: ResponsesRequest, owner: str, arrival: float) -> _Work:
         tools = read_tools(request.tools or ())
-        for kind in tools.skipped:
-            self._told.once(f"tools of type {kind[:64]}")
-        context = await gather(self._store, owner, request, new_id, self._told.once)
+        self._shared.unknown.tell(tools.skipped)
+        context = await gather(self._store, owner, request, new_id)
+        self._shared.unknown.tell(context.skipped)
         turn = await prepare(self._shared, service, request, context, tools, arrival)
         kept = request.store is not False
         shape = Shape(tools.custom, summary_of(request) is not None, SEALED in (request.include or ()))
@@ -158,7 +156,7 @@ class Responses:
     async def _kept(self, deltas: Deltas, work: _Work) -> Deltas:
         """``deltas``; whoever has seen the last of them finds the response in the store.
 
-        One that fails is kept as failed. One that is given up is kept as cancelled if it runs in the background, else not at all.
+        One that fails is kept as failed, if its client can know of it. One that is given up is kept as cancelled if it runs in the background, else not at all.
         """
         writer = work.writer
         try:
@@ -167,7 +165,8 @@ class Responses:
             await self._save(work, writer.body, ended=True)
         except Exception as error:
             writer.fail(_told_to_client(error, work.turn.id))
-            await self._save(work, writer.body)
+            if work.turn.stream or work.request.background:
+                await self._save(work, writer.body)
             raise
         except (asyncio.CancelledError, GeneratorExit):
             if work.request.background:
@@ -181,7 +180,8 @@ class Responses:
         context, output = work.context, tuple(work.writer.items)
         if work.kept:
             items = (*context.items, *output)
-            record = Kept(work.turn.id, "response", work.turn.created, body, items, len(context.items))
+            bare = {name: value for name, value in body.items() if name != "output"}
+            record = Kept(work.turn.id, "response", work.turn.created, bare, items, len(context.items))
             await self._store.save(work.owner, record)
         if ended and context.conversation is not None:
             await self._store.append(work.owner, context.conversation, (*context.items[context.own :], *output))

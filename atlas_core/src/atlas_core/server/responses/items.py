@@ -28,7 +28,7 @@ _SEAL = "atlas-thought:"
 def read_items(
     given: str | Sequence[Mapping[str, Any]], field: str, new_id: NewId, taken: frozenset[str] = frozenset()
 ) -> tuple[list[Item], list[str]]:
-    """(the items of ``given``, the kinds of those that were left out because nothing here knows them).
+    """(the items of ``given``, what was left out because nothing here knows such items).
 
     Each gets its type, a status, and an id of its own, unless it has one that is not ``taken``. References stay what they are.
     Raises RequestError that names the place below ``field``.
@@ -42,7 +42,7 @@ def read_items(
         place = f"{field}[{index}]"
         kind = _kind(item, place)
         if kind not in PREFIXES:
-            skipped.append(kind)
+            skipped.append(f"items of type {kind[:64]}")
             continue
         read = _READERS[kind](item, place)
         own = item.get("id")

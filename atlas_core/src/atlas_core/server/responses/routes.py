@@ -15,7 +15,6 @@ from atlas_core.server.responses.endpoint import Responses
 from atlas_core.server.responses.jobs import Jobs
 from atlas_core.server.responses.schema import InputRequest, ResponsesRequest
 from atlas_core.server.responses.stored import StoredResponses
-from atlas_core.server.responses.told import Told
 from atlas_core.server.routes import Operation
 from atlas_core.server.store.port import Store
 
@@ -26,9 +25,8 @@ _BAD = frozenset({HTTPStatus.BAD_REQUEST})
 
 def operations(shared: Shared, store: Store, jobs: Jobs) -> list[Operation]:
     """All of them."""
-    told = Told()
-    make = Responses(shared, store, jobs, told, time.time)
-    kept = StoredResponses(shared, store, jobs, told)
+    make = Responses(shared, store, jobs, time.time)
+    kept = StoredResponses(shared, store, jobs)
     responses = [
         Operation(
             path="/v1/responses", method="POST", endpoint=make, summary="Make a response", tag=_TAG, body=ResponsesRequest,
@@ -55,7 +53,7 @@ def operations(shared: Shared, store: Store, jobs: Jobs) -> list[Operation]:
             query=shapes.PageQuery, answer=shapes.Page, needs_model=False,
         ),
     ]  # fmt: skip
-    return [*responses, *_conversations(Conversations(shared, store, told, time.time))]
+    return [*responses, *_conversations(Conversations(shared, store, time.time))]
 
 
 def _conversations(endpoint: Conversations) -> list[Operation]:

@@ -16,7 +16,6 @@ from atlas_core.server.responses.following import LoggedEvents
 from atlas_core.server.responses.items import invalid
 from atlas_core.server.responses.jobs import Jobs
 from atlas_core.server.responses.schema import UNSUPPORTED, WITHOUT_EFFECT, InputRequest, ResponsesRequest
-from atlas_core.server.responses.told import Told
 from atlas_core.server.responses.tools import read_tools
 from atlas_core.server.schema import read_request, unknown_fields
 from atlas_core.server.store.owner import owner_of
@@ -33,11 +32,10 @@ _LOST = {
 class StoredResponses:
     """The endpoints below ``/v1/responses``."""
 
-    def __init__(self, shared: Shared, store: Store, jobs: Jobs, told: Told) -> None:
+    def __init__(self, shared: Shared, store: Store, jobs: Jobs) -> None:
         self._shared = shared
         self._store = store
         self._jobs = jobs
-        self._told = told
 
     async def retrieve(self, request: Request) -> Response:
         """The response; with ``stream=true`` its events, from the one behind ``starting_after`` on. Raises RequestError."""
@@ -96,7 +94,8 @@ class StoredResponses:
         known = {*UNSUPPORTED, *WITHOUT_EFFECT, *ResponsesRequest.__struct_fields__}
         self._shared.unknown.tell(unknown_fields(InputRequest, body, known))
         tools = read_tools(asked.tools or ())
-        context = await gather(self._store, owner_of(request.headers), asked, new_id, self._told.once)
+        context = await gather(self._store, owner_of(request.headers), asked, new_id)
+        self._shared.unknown.tell([*tools.skipped, *context.skipped])
         turn = await prepare(self._shared, service, asked, context, tools, self._shared.clock())
         return json_response({"object": "response.input_tokens", "input_tokens": len(turn.prompts[0].ids)})
 
@@ -111,9 +110,8 @@ class StoredResponses:
 
     def _body(self, owner: str, record: Record) -> Mapping[str, Any]:
         """The object as it stands now, which for a running job is not in the store yet."""
+        body = {**record.body, "output": record.items[record.inputs :]}
         if record.body["status"] in ENDED:
-            return record.body
+            return body
         job = self._jobs.find(owner, record.id)
-        if job is not None:
-            return job.body
-        return {**record.body, "status": "failed", "error": _LOST}
+        return {**body, "status": "failed", "error": _LOST} if job is None else job.body

@@ -17,7 +17,7 @@ INPUT = "input"
 class Tools:
     """``declared`` are functions as chat declares them; those named in ``custom`` stand for tools that take free text.
 
-    ``skipped`` are the types of those that no model here can use.
+    ``skipped`` says which were left out, since no model here can use them.
     """
 
     declared: tuple[dict[str, Any], ...] = ()
@@ -34,7 +34,7 @@ def read_tools(tools: Sequence[Mapping[str, Any]]) -> Tools:
         field = f"tools[{index}]"
         kind = tool.get("type", "function")
         if kind not in ("function", "custom"):
-            skipped.append(str(kind))
+            skipped.append(f"tools of type {str(kind)[:64]}")
             continue
         name = tool.get("name")
         if not isinstance(name, str) or not TOOL_NAME.fullmatch(name):
