@@ -135,7 +135,7 @@ def test_tojson_takes_the_options_that_templates_use():
 
 
 def test_real_templates_print_system_messages_wherever_they_stand(shared):
-    """Or say them as the user: agents put the state of their surroundings into the middle of the conversation."""
+    """Or as part of other turns: agents put the state of their surroundings into the middle of the conversation."""
     system, user, said = ({"role": role, "content": f"{role} x"} for role in ("system", "user", "assistant"))
     late = {"role": "system", "content": "needle"}
     able, moved = 0, 0
@@ -145,7 +145,9 @@ def test_real_templates_print_system_messages_wherever_they_stand(shared):
         except RequestError:
             continue  # takes no system message at all, or needs tools
         for messages in ([system, user, late], [system, late, user], [system, user, late, said, late, user]):
-            assert chat.render(messages).count("needle") == messages.count(late), name
+            prompt = chat.render(messages)
+            assert prompt.count("needle") == messages.count(late), name
+            assert "system x" in prompt, name
         able += chat.abilities.late_system
         moved += not chat.abilities.late_system
     assert able > 8
@@ -162,9 +164,14 @@ def test_late_system_messages_of_a_template_that_has_one():
         return template(source).render([{"role": role, "content": text} for role, text in turns])
 
     assert render(("system", "a"), ("developer", "b"), ("user", "c")) == "[system]a\n\nb[user]c"
-    assert render(("user", "a"), ("system", "b"), ("user", "c"), ("user", "d")) == "[user]a\n\nb\n\nc[user]d"
+    assert render(("user", "a"), ("system", "b"), ("user", "c")) == "[user]a\n\nb[user]c"
     assert render(("user", "a"), ("assistant", "b"), ("system", "c")) == "[user]a[assistant]b[user]c"
+    assert render(("tool", "a"), ("system", "b"), ("user", "c")) == "[tool]a\n\nb[user]c"
+    later = (("assistant", "a"), ("system", "b"), ("system", "c"), ("user", "d"), ("user", "e"))
+    assert render(("user", "x"), *later) == "[user]x[assistant]a[user]b\n\nc\n\nd[user]e"
     assert template().abilities.late_system
+    first = "{% for m in messages if m.role == 'system' %}{{ m.content }}{% endfor %}{% for m in messages %}{{ m.content }}{% endfor %}"
+    assert not template(first).abilities.late_system
 
 
 def test_developer_is_system_where_it_is_unknown():

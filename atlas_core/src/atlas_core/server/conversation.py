@@ -1,5 +1,6 @@
 """The messages and tools of a request: their shape is checked here, and the rest of the server may rely on it. Pure."""
 
+import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -140,6 +141,26 @@ def _check_part(part: Any, field: str) -> None:
         )  # fmt: skip
     if not isinstance(part.get("text"), str):
         raise _invalid(f"{field}.text", "it is no string")
+
+
+def with_ids(messages: Sequence[Mapping[str, Any]], length: int) -> list[Mapping[str, Any]]:
+    """Copies in which ids of calls are ``length`` letters and digits, as the template insists, also those that others chose."""
+    return [_with_ids(message, length) for message in messages] if length else list(messages)
+
+
+def _with_ids(message: Mapping[str, Any], length: int) -> Mapping[str, Any]:
+    found = dict(message)
+    if found.get("tool_calls"):
+        found["tool_calls"] = [{**call, "id": _fitting(call.get("id"), length)} for call in found["tool_calls"]]
+    if "tool_call_id" in found:
+        found["tool_call_id"] = _fitting(found["tool_call_id"], length)
+    return found
+
+
+def _fitting(call_id: Any, length: int) -> Any:
+    if not isinstance(call_id, str) or re.fullmatch(f"[a-zA-Z0-9]{{{length}}}", call_id):
+        return call_id
+    return hashlib.sha256(call_id.encode()).hexdigest()[:length]
 
 
 def with_failures(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

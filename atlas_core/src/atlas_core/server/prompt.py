@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from atlas_core.contracts.dialect import ReasoningSyntax
-from atlas_core.server.conversation import check_messages, with_failures, with_thoughts
+from atlas_core.server.conversation import check_messages, with_failures, with_ids, with_thoughts
 from atlas_core.server.ports import ServedModel, Tokenizer
 from atlas_core.text.dialect.thought import Opening, continued, opening
 from atlas_core.text.guard import Guard
@@ -45,7 +45,8 @@ def render(model: ServedModel, asked: Conversation) -> tuple[Pieces, Opening]:
             "use the completions endpoint, or start the server with --chat-template FILE",
             kind="unsupported", code="no_chat_template",
         )  # fmt: skip
-    messages = with_failures(with_thoughts(asked.messages))
+    length = model.speech.tools.call_id_length if model.speech.tools else 0
+    messages = with_ids(with_failures(with_thoughts(asked.messages)), length)
     extra = dict(asked.extra or {}) | (dict.fromkeys(_THOUGHTLESS, False) if not asked.thinking else {})
     guard = Guard(model.tokenizer.special_tokens, [messages, asked.tools, extra])
     text = template.render(

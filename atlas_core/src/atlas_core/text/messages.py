@@ -16,8 +16,8 @@ class TemplateAbilities:
     """What one template can take; found out by rendering probes.
 
     ``content_parts``: content as a list of typed parts. ``object_arguments``: a call's arguments as an object, not as
-    JSON text. ``developer_role``: the role ``developer`` is known by name. ``late_system``: system messages are printed wherever they
-    stand; many templates drop or refuse all but the first.
+    JSON text. ``developer_role``: the role ``developer`` is known by name. ``late_system``: system messages are printed where they
+    stand; many templates drop or refuse all but the first, or print all at the beginning.
     """
 
     content_parts: bool
@@ -31,8 +31,9 @@ def normalise(messages: Sequence[Mapping[str, Any]], abilities: TemplateAbilitie
 
     Arguments of calls become objects (``""`` is ``{}``), or JSON text where the template wants that. Text parts are joined
     without a separator where it wants a string. Content that is null is the empty string, an empty or null ``tool_calls`` is
-    no field, and ``developer`` is ``system`` to a template that has never heard of it. Where only one system message is printed, further
-    ones at the beginning are part of it, and later ones are said by the user, in their place. Raises RequestError naming the field.
+    no field, and ``developer`` is ``system`` to a template that has never heard of it. Where only one system message is printed, or all
+    at the beginning, later ones stay in their place as part of what stands before them: the system message, a user's turn, the result of
+    a tool; behind an answer they are said by the user. Raises RequestError naming the field.
     """
     if not messages:
         raise RequestError(
@@ -43,18 +44,18 @@ def normalise(messages: Sequence[Mapping[str, Any]], abilities: TemplateAbilitie
 
 
 def _with_one_system(turns: Sequence[Message]) -> list[Message]:
+    """Later system messages become part of the turn before them, or of the user's turn after an answer: turns may have to alternate."""
     found: list[Message] = []
     moved = False
     for turn in turns:
         before = found[-1]["role"] if found else None
-        system = turn["role"] in _SYSTEM and before is not None
-        role = "user" if system and before not in _SYSTEM else turn["role"]
-        # Turns of users may have to alternate with others: what was moved becomes part of its neighbour.
-        if (system and before in _SYSTEM) or (role == before == "user" and (system or moved)):
+        late = turn["role"] in _SYSTEM and before is not None
+        if (late and before != "assistant") or (moved and turn["role"] == "user"):
             found[-1] = {**found[-1], "content": _joined(found[-1]["content"], turn["content"])}
+            moved = moved and late
         else:
-            found.append({**turn, "role": role})
-        moved = system and role == "user"
+            found.append({**turn, "role": "user"} if late else turn)
+            moved = late
     return found
 
 

@@ -124,14 +124,16 @@ class ChatTemplate:
             self._try([user, _probe_call(arguments), {"role": "tool", "content": "x", "tool_call_id": "call00001"}])
             for arguments in ({_NEEDLE: "x"}, json.dumps({_NEEDLE: "x"}))
         )
-        late = self._try([{"role": "system", "content": "x"}, user, {"role": "system", "content": _NEEDLE}])
+        roles = ("system", "user", "system", "assistant", "user", "system")
+        turns = self._try([{"role": role, "content": f"{_NEEDLE} {number}"} for number, role in enumerate(roles)])
+        places = [turns.find(f"{_NEEDLE} {number}") for number in range(len(roles))]
         # A Python spelling of the value means that the template only printed what it was given.
         by_object = _NEEDLE in objects and f"{{'{_NEEDLE}'" not in objects
         return TemplateAbilities(
             content_parts=_NEEDLE in parts and "{'type'" not in parts and '{"type"' not in parts,
             object_arguments=by_object or _NEEDLE not in texts,
             developer_role="developer" in source,
-            late_system=_NEEDLE in late,
+            late_system=-1 not in places and places == sorted(places),
         )
 
     def _try(self, messages: list[Mapping[str, Any]]) -> str:
