@@ -53,6 +53,20 @@ def test_the_same_alone_and_among_others(server: Server, golden: dict[str, list[
     assert together == alone
 
 
+def test_case_19_seeds(server: Server) -> None:
+    def ask(**more: Any) -> str:
+        return str(server.complete(prompt=[3, 1, 4], max_tokens=20, ignore_eos=True, **more)["choices"][0]["text"])
+
+    alone = ask(temperature=0.9, seed=1234)
+    for _ in range(4):
+        with ThreadPoolExecutor(2) as pool:
+            other = pool.submit(ask, temperature=0.9)
+            assert pool.submit(ask, temperature=0.9, seed=1234).result() == alone
+            other.result()
+    assert len({ask(temperature=1) for _ in range(3)}) > 1
+    assert len({ask(temperature=0.9, seed=seed) for seed in (-1, 1, 2**32 + 1, 2**63 - 1, -(2**63))}) > 1
+
+
 def test_a_stream_says_the_same(server: Server, golden: dict[str, list[int]]) -> None:
     body = {"max_tokens": 24, "temperature": 0, "logprobs": 3, "return_token_ids": True, "prompt": golden["input_ids"]}
     whole = server.complete(**body)
