@@ -58,11 +58,11 @@ def test_the_file_is_looked_at_once_a_second(tmp_path):
     ring = KeyRing(("zero",), file, clock=lambda: now[0])
     file.write_text("name:another")
     now[0] = 0.5
-    assert ring.name_of(["another"]) is None
+    assert ring.find(["another"]) is None
     now[0] = 1.0
-    assert ring.name_of(["another"]) == "name"
-    assert ring.name_of(["wrong", "zero"]) == make_key("zero").name
-    assert ring.name_of(["one"]) is None
+    assert ring.find(["another"]).name == "name"
+    assert ring.find(["wrong", "zero"]) == make_key("zero")
+    assert ring.find(["one"]) is None
 
 
 def test_others_should_not_read_the_file(tmp_path, caplog, monkeypatch):

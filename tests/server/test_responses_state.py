@@ -214,3 +214,17 @@ def test_an_answer_that_nobody_waits_for_is_not_kept(serve, kit):
     assert name.startswith("resp_")
     kit.until(lambda: server.engine.aborted)
     assert server.http.get(f"/v1/responses/{name}").status_code == 404
+
+
+def test_the_key_that_let_a_request_in_is_whose_it_is(serve, kit):
+    server = serve(kit.engine(), api_keys=("one", "two"))
+
+    def ask(method, path, key, **more):
+        # A client that always sends some bearer, as SDKs do, and its key otherwise.
+        return server.http.request(method, path, headers={"authorization": "Bearer dummy", "x-api-key": key}, **more)
+
+    name = ask("POST", "/v1/responses", "one", json={"input": "mine"}).json()["id"]
+    assert ask("GET", f"/v1/responses/{name}", "one").status_code == 200
+    assert ask("GET", f"/v1/responses/{name}", "two").status_code == 404
+    plain = server.http.get(f"/v1/responses/{name}", headers={"authorization": "Bearer one"})
+    assert plain.status_code == 200

@@ -7,14 +7,17 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from atlas_core.server.boundary import record_of
-from atlas_core.server.keys import KeyRing
+from atlas_core.server.keys import Key, KeyRing
 from atlas_core.server.rates import RateLimiter
 from atlas_core.server.routes import RouteTable
 from atlas_core.vocab.errors import RequestError
 
 
 class KeyGuard:
-    """ASGI middleware. Closed by default: a path that nobody thought of, or that does not exist, asks for a key too."""
+    """ASGI middleware. Closed by default: a path that nobody thought of, or that does not exist, asks for a key too.
+
+    The key that let a request in stands in its scope's state as ``key``.
+    """
 
     def __init__(self, app: ASGIApp, keys: KeyRing, table: RouteTable) -> None:
         """``keys`` that ask for none leave everything open."""
@@ -25,20 +28,22 @@ class KeyGuard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, with the key's name in its record. Raises RequestError of kind unauthorized."""
         if self._keys.asks and scope["type"] == "http" and scope["path"] not in self._open:
-            record_of(scope).key = self._check(Headers(scope=scope))
+            key = self._check(Headers(scope=scope))
+            record_of(scope).key = key.name
+            scope["state"]["key"] = key
         await self._app(scope, receive, send)
 
-    def _check(self, headers: Headers) -> str:
+    def _check(self, headers: Headers) -> Key:
         given = given_keys(headers)
         if not given:
             raise RequestError(
                 "this server asks for an API key", "the request has none",
                 "send it as Authorization: Bearer KEY, or as x-api-key", kind="unauthorized", code="missing_api_key",
             )  # fmt: skip
-        name = self._keys.name_of(given)
-        if name is None:
+        key = self._keys.find(given)
+        if key is None:
             raise RequestError("the API key is not valid", "this server does not know it", "", kind="unauthorized")
-        return name
+        return key
 
 
 def given_keys(headers: Headers) -> list[str]:

@@ -84,16 +84,16 @@ class KeyRing:
         """Whether clients must have a key."""
         return bool(self._keys)
 
-    def name_of(self, given: Sequence[str]) -> str | None:
-        """The name of the key that is among ``given``; None when there is no such key."""
+    def find(self, given: Sequence[str]) -> Key | None:
+        """The key that is among ``given``, the last one where there are several; None when there is no such key."""
         self._look()
-        name = None
+        found = None
         # Every pair is compared, each in constant time: the time taken tells nothing about the keys.
         for digest in [hashlib.sha256(one.encode("utf-8")).digest() for one in given]:
             for key in self._keys:
                 if hmac.compare_digest(digest, key.digest):
-                    name = key.name
-        return name
+                    found = key
+        return found
 
     def reload(self) -> None:
         """Read the file again. One that cannot be used is logged, and the keys that were known stay good."""

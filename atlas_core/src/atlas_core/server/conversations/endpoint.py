@@ -61,7 +61,7 @@ class Conversations:
         items = self._items(asked.items or [], ())
         body = {"metadata": asked.metadata or {}}
         record = Record(new_id("conv_"), "conversation", int(self._clock()), body, items)
-        await self._store.save(owner_of(request.headers), record)
+        await self._store.save(owner_of(request.scope), record)
         return json_response(_object(record))
 
     async def retrieve(self, request: Request) -> Response:
@@ -73,14 +73,14 @@ class Conversations:
         asked = await self._read(request, MetadataRequest)
         record = await self._record(request)
         body = {"metadata": asked.metadata or {}}
-        if not await self._store.rewrite(owner_of(request.headers), record.id, body):
+        if not await self._store.rewrite(owner_of(request.scope), record.id, body):
             raise no_conversation(record.id)
         return json_response(_object(record, body))
 
     async def delete(self, request: Request) -> Response:
         """Forget the conversation. Responses that belong to it stay, as OpenAI has it."""
         asked = request.path_params["id"]
-        if not await self._store.delete(owner_of(request.headers), "conversation", asked):
+        if not await self._store.delete(owner_of(request.scope), "conversation", asked):
             raise no_conversation(asked)
         return json_response({"id": asked, "object": "conversation.deleted", "deleted": True})
 
@@ -93,7 +93,7 @@ class Conversations:
         asked = await self._read(request, ItemsRequest)
         record = await self._record(request)
         items = self._items(asked.items, record.items)
-        if not await self._store.append(owner_of(request.headers), record.id, items):
+        if not await self._store.append(owner_of(request.scope), record.id, items):
             raise no_conversation(record.id)
         listed = page(items, {"limit": str(MAX_ITEMS), "order": "asc"})
         return json_response(listed)
@@ -111,7 +111,7 @@ class Conversations:
         """Take one item out; gives the conversation."""
         record = await self._record(request)
         asked = request.path_params["item"]
-        if not await self._store.remove(owner_of(request.headers), record.id, asked):
+        if not await self._store.remove(owner_of(request.scope), record.id, asked):
             raise _no_item(asked)
         return json_response(_object(record))
 
@@ -126,7 +126,7 @@ class Conversations:
 
     async def _record(self, request: Request) -> Record:
         asked = request.path_params["id"]
-        record = await self._store.load(owner_of(request.headers), "conversation", asked)
+        record = await self._store.load(owner_of(request.scope), "conversation", asked)
         if record is None:
             raise no_conversation(asked)
         return record

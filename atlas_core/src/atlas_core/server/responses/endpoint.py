@@ -82,7 +82,7 @@ class Responses:
         capacity = service.engine.info.max_batch_size + shared.options.max_queue
         with ExitStack() as stack:
             places = stack.enter_context(shared.gate.enter(1, capacity))
-            work = await while_connected(receive, self._understand(service, request, owner_of(http.headers), arrival))
+            work = await while_connected(receive, self._understand(service, request, owner_of(scope), arrival))
             record = record_of(scope)
             record.model, record.stream = work.turn.model, work.turn.stream
             # A response in the background outlives its request, and so the record of that.

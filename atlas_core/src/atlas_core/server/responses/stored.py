@@ -39,7 +39,7 @@ class StoredResponses:
 
     async def retrieve(self, request: Request) -> Response:
         """The response; with ``stream=true`` its events, from the one behind ``starting_after`` on. Raises RequestError."""
-        owner, asked = owner_of(request.headers), request.path_params["id"]
+        owner, asked = owner_of(request.scope), request.path_params["id"]
         record = await self._record(owner, asked)
         if request.query_params.get("stream", "false").lower() != "true":
             return json_response(self._body(owner, record))
@@ -57,7 +57,7 @@ class StoredResponses:
 
     async def delete(self, request: Request) -> Response:
         """Forget the response; one that is being made is cancelled first. Raises RequestError."""
-        owner, asked = owner_of(request.headers), request.path_params["id"]
+        owner, asked = owner_of(request.scope), request.path_params["id"]
         await self._record(owner, asked)
         job = self._jobs.running(owner, asked)
         if job is not None:
@@ -68,7 +68,7 @@ class StoredResponses:
 
     async def cancel(self, request: Request) -> Response:
         """End a response that is made in the background; one that has ended already is given as it is. Raises RequestError."""
-        owner, asked = owner_of(request.headers), request.path_params["id"]
+        owner, asked = owner_of(request.scope), request.path_params["id"]
         record = await self._record(owner, asked)
         if not record.body["background"]:
             raise RequestError(
@@ -83,7 +83,7 @@ class StoredResponses:
 
     async def input_items(self, request: Request) -> Response:
         """A page of the items that the response answers, those of earlier turns included. Raises RequestError."""
-        record = await self._record(owner_of(request.headers), request.path_params["id"])
+        record = await self._record(owner_of(request.scope), request.path_params["id"])
         return json_response(page(record.items[: record.inputs], request.query_params))
 
     async def input_tokens(self, request: Request) -> Response:
@@ -94,7 +94,7 @@ class StoredResponses:
         known = {*UNSUPPORTED, *WITHOUT_EFFECT, *ResponsesRequest.__struct_fields__}
         self._shared.unknown.tell(unknown_fields(InputRequest, body, known))
         tools = read_tools(asked.tools or ())
-        context = await gather(self._store, owner_of(request.headers), asked, new_id)
+        context = await gather(self._store, owner_of(request.scope), asked, new_id)
         self._shared.unknown.tell([*tools.skipped, *context.skipped])
         turn = await prepare(self._shared, service, asked, context, tools, self._shared.clock())
         return json_response({"object": "response.input_tokens", "input_tokens": len(turn.prompts[0].ids)})
