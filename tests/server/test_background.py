@@ -6,6 +6,7 @@ import json
 import httpx
 import pytest
 
+from atlas_core.server.rates import Rates
 from atlas_core.server.responses.jobs import EventLog, Job, Jobs
 from atlas_core.server.store.memory import MemoryStore
 from atlas_core.server.store.port import Record, StoreLimits
@@ -198,3 +199,12 @@ def test_pings_while_nothing_comes(serve, kit):
         assert events(text)[-1]["type"] == "response.completed"
         text = http.post("/v1/responses", json={"input": "hi", "stream": True}).text
         assert text.index("response.created") < text.index(": ping") < text.index("response.completed")
+
+
+def test_its_tokens_are_charged_for(serve, kit):
+    server = serve(kit.engine(), rates=Rates(tokens=60))
+    name = post(server, max_output_tokens=8).json()["id"]
+    done = ended(server, kit, name)["usage"]["total_tokens"]
+    kit.until(lambda: server.app.gate.inside == 0)
+    left = int(server.http.get(f"/v1/responses/{name}").headers["x-ratelimit-remaining-tokens"])
+    assert 60 - done <= left <= 60 - done + 5

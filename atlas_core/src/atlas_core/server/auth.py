@@ -54,7 +54,10 @@ def given_keys(headers: Headers) -> list[str]:
 
 
 class RateGuard:
-    """ASGI middleware, inside the KeyGuard: limits are those of a key, or of an address where no keys are asked for."""
+    """ASGI middleware, inside the KeyGuard: limits are those of a key, or of an address where no keys are asked for.
+
+    ``charge`` in a scope's state counts the tokens of what outlives its request.
+    """
 
     def __init__(self, app: ASGIApp, limiter: RateLimiter, table: RouteTable, clock: Callable[[], float]) -> None:
         self._app = app
@@ -76,10 +79,15 @@ class RateGuard:
                 f"there are too many {verdict.limit} a minute", "this server limits what one client may ask for",
                 f"come again in {verdict.wait:.1f} s", kind="overloaded", code="rate_limit_exceeded", retry_after=verdict.wait,
             )  # fmt: skip
+
+        def charge(tokens: int) -> None:
+            self._limiter.charge(client, tokens, self._clock())
+
+        scope["state"]["charge"] = charge
         try:
             await self._app(scope, receive, send)
         finally:
-            self._limiter.charge(client, record.prompt_tokens + record.completion_tokens, self._clock())
+            charge(record.prompt_tokens + record.completion_tokens)
 
 
 def _address(scope: Scope) -> str:

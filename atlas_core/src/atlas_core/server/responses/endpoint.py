@@ -91,7 +91,7 @@ class Responses:
             if not request.background:
                 await while_connected(receive, self._answer(work, deltas, record, scope, receive, send))
                 return
-            job = await self._begin(work, deltas, stack.pop_all())
+            job = await self._begin(work, deltas, stack.pop_all(), scope["state"].get("charge", _free))
         if job.log is None:
             await json_response(job.body)(scope, receive, send)
         else:
@@ -125,38 +125,46 @@ class Responses:
             await deltas.aclose()
             write_down(record, outputs, 1)
 
-    async def _begin(self, work: _Work, deltas: Deltas, stack: ExitStack) -> Job:
-        """A job that goes on whatever becomes of the client; ``stack`` is left when it ends."""
+    async def _begin(self, work: _Work, deltas: Deltas, stack: ExitStack, charge: Callable[[int], None]) -> Job:
+        """A job that goes on whatever becomes of the client; when it ends, ``stack`` is left and its tokens are told to ``charge``."""
         job = Job(work.writer.waiting(), EventLog() if work.turn.stream else None)
         try:
             await self._save(work, job.body)
         except BaseException:
             stack.close()
             raise
-        task = self._jobs.start(work.owner, job, self._run(job, work, deltas))
+        task = self._jobs.start(work.owner, job, self._run(job, work, deltas, charge))
         task.add_done_callback(lambda _: stack.close())
         return job
 
-    async def _run(self, job: Job, work: _Work, deltas: Deltas) -> None:
+    async def _run(self, job: Job, work: _Work, deltas: Deltas, charge: Callable[[int], None]) -> None:
         writer = work.writer
         log = job.log or EventLog()
+        output = Output()
         try:
             job.body = writer.body
             log.add(writer.opening())
             async for index, delta in deltas:
+                output.count(delta)
                 log.add(writer.chunk(index, delta))
             log.add(writer.closing([]))
-        except Exception as error:  # noqa: BLE001 nobody waits for this; the response tells of it
-            log.add(writer.failed(_told_to_client(error, work.turn.id)))
+        except AtlasError as error:
+            log.add(writer.failed(error))
         finally:
             job.body = writer.body
             log.end()
+            charge(output.prompt_tokens + output.completion_tokens)
+            _LOG.info(
+                "response %s in the background: %s prompt=%d completion=%d", work.turn.id, writer.body["status"], output.prompt_tokens,
+                output.completion_tokens,
+            )  # fmt: skip
             await deltas.aclose()
 
     async def _kept(self, deltas: Deltas, work: _Work) -> Deltas:
         """``deltas``; whoever has seen the last of them finds the response in the store.
 
-        One that fails is kept as failed, if its client can know of it. One that is given up is kept as cancelled if it runs in the background, else not at all.
+        One that fails is kept as failed, if its client can know of it. One that is given up is kept as cancelled if it runs in the
+        background, else not at all.
         """
         writer = work.writer
         try:
@@ -164,10 +172,12 @@ class Responses:
                 yield pair
             await self._save(work, writer.body, ended=True)
         except Exception as error:
-            writer.fail(_told_to_client(error, work.turn.id))
-            if work.turn.stream or work.request.background:
-                await self._save(work, writer.body)
-            raise
+            if not (work.turn.stream or work.request.background):
+                raise
+            told = _told_to_client(error, work.turn.id)
+            writer.fail(told)
+            await self._save(work, writer.body)
+            raise told from error
         except (asyncio.CancelledError, GeneratorExit):
             if work.request.background:
                 writer.cancel()
@@ -221,6 +231,10 @@ async def prepare(
                 raise
             low = middle + 1
     return shortest
+
+
+def _free(tokens: int) -> None:
+    """Where there are no limits, tokens cost nothing."""
 
 
 def _told_to_client(error: Exception, response_id: str) -> AtlasError:
