@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 from atlas_core import __version__
 from atlas_core.server.app import NOT_HERE
 from atlas_core.server.options import ServerOptions
@@ -68,6 +70,14 @@ def test_settings_have_sources_and_no_secrets(serve):
     assert found["settings"].keys() == {name for name, _, _ in Settings().rows()}
     assert found["engine"]["max_seq_len"] == 512
     assert "very-secret" not in answer.text
+
+
+def test_what_the_machine_decided_wins_over_what_was_built_in(serve, kit, monkeypatch):
+    decided = (("max_batch_size", "64", "toy/HARDWARE.toml: max_batch_size"),)
+    monkeypatch.setattr(kit.engine, "info", replace(kit.engine().info, settings=decided))
+    settings = serve(settings=Settings()).http.get("/server_info").json()["settings"]
+    assert settings["max_batch_size"] == {"value": "64", "source": "toy/HARDWARE.toml: max_batch_size"}
+    assert settings["max_queue"]["source"] == "built-in"
 
 
 def test_the_other_name_of_health(serve):

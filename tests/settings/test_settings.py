@@ -37,6 +37,14 @@ def test_the_stronger_source_wins_at_every_level():
         assert (settings.port, str(settings.source("port"))) == (port, origin)
 
 
+def test_rows_of_some_levels():
+    found = with_defaults(read_settings({"port": "5"}, {}), {"max_batch_size": 2, "port": 1}, MODEL)
+    assert list(found.rows(Level.HARDWARE, Level.MODEL)) == [
+        ("max_batch_size", "2", "MODEL.toml of toy: max_batch_size")
+    ]
+    assert len(list(found.rows())) == len(OPTIONS)
+
+
 def test_late_defaults_never_overrule_what_an_operator_said_nor_a_better_default():
     said = read_settings({"port": "5"}, {})
     assert with_defaults(said, {"port": 1}, MODEL) is not said

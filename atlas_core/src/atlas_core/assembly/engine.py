@@ -30,7 +30,7 @@ from atlas_core.runtime.bound import bind_step
 from atlas_core.runtime.budget import Budget
 from atlas_core.scheduler.limits import Limits
 from atlas_core.scheduler.scheduler import Scheduler
-from atlas_core.settings import Settings
+from atlas_core.settings import Level, Settings
 from atlas_core.text.tokenizer import Tokenizer
 from atlas_core.vocab.errors import DeviceError, KernelError
 from atlas_core.vocab.messages import Generate, LedgerEntry, Progress, Ready
@@ -109,7 +109,7 @@ def engine_of(built: Built, registry: Registry, ledger: Ledger) -> Engine:
     info = Ready(
         limits.max_seq_len, limits.layout.slots, limits.vocab_size, _fingerprint(registry, built), tuple(ledger.entries),
         tuple((term.name, term.nbytes) for term in built.budget.terms), limits.page_tokens if limits.pages else 0,
-        min(limits.pages, default=0) * limits.page_tokens,
+        min(limits.pages, default=0) * limits.page_tokens, tuple(built.plan.settings.rows(Level.HARDWARE, Level.MODEL)),
     )  # fmt: skip
     eos = end_tokens(built.model)
     return Engine(

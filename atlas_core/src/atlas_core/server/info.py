@@ -39,7 +39,9 @@ class Info:
                 "start": {entry.phase: entry.seconds for entry in info.ledger},
             }  # fmt: skip
         settings = self._options.settings
-        rows = settings.rows() if settings is not None else ()
+        # What machine and model have decided is known to the engine, and later.
+        late = service.engine.info.settings if service is not None else ()
+        rows = [*(settings.rows() if settings is not None else ()), *late]
         return json_response(
             {
                 "version": __version__,

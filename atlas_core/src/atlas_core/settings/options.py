@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import Any
 
 from atlas_core.settings.kinds import Kind, choice, integer, many, origin, seconds, size, switch, text, url
-from atlas_core.settings.sources import BUILT_IN, Source
+from atlas_core.settings.sources import BUILT_IN, Level, Source
 
 _META = "atlas option"
 
@@ -223,10 +223,15 @@ class Settings:
         """Where the value of the option ``name`` came from. Raises KeyError for what is not an option."""
         return dict(self.sources).get(OPTIONS[name].name, BUILT_IN)
 
-    def rows(self) -> Iterator[tuple[str, str, str]]:
-        """(name, value as shown, source) of every option, in the order of the table; secrets are counted, not shown."""
+    def rows(self, *levels: Level) -> Iterator[tuple[str, str, str]]:
+        """(name, value as shown, source) of every option, in the order of the table; secrets are counted, not shown.
+
+        With ``levels``, only those whose source is of one of them.
+        """
         for name, option in OPTIONS.items():
-            yield name, _shown(option, getattr(self, name)), str(self.source(name))
+            source = self.source(name)
+            if not levels or source.level in levels:
+                yield name, _shown(option, getattr(self, name)), str(source)
 
 
 def _shown(option: Option, value: Any) -> str:

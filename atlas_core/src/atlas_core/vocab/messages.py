@@ -151,7 +151,8 @@ class LedgerEntry:
 class Ready:
     """The engine serves. Everything the API process must know about the model that it did not read itself.
 
-    The cache has pages of ``page_tokens`` positions, ``kv_tokens`` in all; 0 where there is none.
+    The cache has pages of ``page_tokens`` positions, ``kv_tokens`` in all; 0 where there is none. ``settings`` are (name, value,
+    source) of those that machine or model have decided.
     """
 
     max_seq_len: int
@@ -162,6 +163,7 @@ class Ready:
     budget: tuple[tuple[str, int], ...] = ()
     page_tokens: int = 0
     kv_tokens: int = 0
+    settings: tuple[tuple[str, str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
