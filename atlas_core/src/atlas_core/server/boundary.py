@@ -15,11 +15,12 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from atlas_core.server.errors import ANTHROPIC, OPENAI, ErrorFace, answer_to, error_headers, internal_error
+from atlas_core.server.logs import REQUESTS
 from atlas_core.server.metrics import Metrics
 from atlas_core.server.routes import JSON, RouteTable
 from atlas_core.vocab.errors import AtlasError
 
-_LOG = logging.getLogger("atlas.request")
+_LOG = logging.getLogger(REQUESTS)
 _GIVEN_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 PROBES = frozenset({"/health", "/ping", "/live", "/metrics"})
 CLIENT_GONE = 499

@@ -17,6 +17,7 @@ import uvicorn
 
 from atlas_core.server.app import Application
 from atlas_core.server.bounds import MAX_HEADER_BYTES
+from atlas_core.server.logs import configure
 from atlas_core.server.protocol import PatientProtocol
 from atlas_core.vocab.errors import UsageError
 
@@ -105,7 +106,7 @@ def run(app: Application, listener: socket.socket, *, log_level: str = "info") -
     The first signal drains: new requests get 503, running ones finish, up to the options' ``drain_timeout``. A second one ends
     the process on the spot, with 128 + its number. Raises what bringing up raised. Configures the loggers ``atlas`` and ``uvicorn``; to be called in the main thread.
     """
-    _configure_logging(log_level)
+    configure(log_level, as_json=app.options.json_logs)
     app.url = url_of(listener, "https" if app.options.tls else "http")
     server = DrainingServer(app)
     app.failed = server.stop
@@ -179,13 +180,3 @@ class DrainingServer(uvicorn.Server):
 
 def _in_main_thread() -> bool:
     return threading.current_thread() is threading.main_thread()
-
-
-def _configure_logging(level: str) -> None:
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname).1s %(message)s", "%H:%M:%S"))
-    for name, least in (("atlas", level.upper()), ("uvicorn", "WARNING")):
-        logger = logging.getLogger(name)
-        logger.handlers[:] = [handler]
-        logger.setLevel(least)
-        logger.propagate = False
