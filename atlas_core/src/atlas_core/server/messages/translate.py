@@ -20,9 +20,6 @@ _SAMPLING = (
     "min_tokens", "ignore_eos",
 )  # fmt: skip
 _RENAMED = (
-    ("response_format.json_schema.schema", "output_config.format.schema"),
-    ("response_format.json_schema", "output_config.format"),
-    ("response_format", "output_config.format"),
     ("continue_final_message", "messages"),
     ("thinking_token_budget", "thinking.budget_tokens"),
     ("stop", "stop_sequences"),
@@ -58,7 +55,9 @@ def translate(request: CountRequest) -> tuple[TranslatedRequest, list[str]]:
         chat_template_kwargs=_variables(request, thinking),
         add_generation_prompt=not prefilled,
         continue_final_message=prefilled,
-        places=turns.places | places,
+        places=turns.places
+        | places
+        | dict.fromkeys(("response_format.json_schema", "response_format"), _asked_format(request)[1]),
     )
     if isinstance(request, MessagesRequest):
         found.max_tokens, found.stream, found.stop = request.max_tokens, request.stream, request.stop_sequences
@@ -95,15 +94,22 @@ def _choice(choice: ToolChoice | None) -> str | dict[str, Any] | None:
     return {"type": "function", "function": {"name": choice.name}}
 
 
+def _asked_format(request: CountRequest) -> tuple[dict[str, Any] | None, str]:
+    """The form of the answer, and the field that has it: older clients send one of its own."""
+    config = request.output_config
+    if config is not None and config.format is not None:
+        return config.format, "output_config.format"
+    return request.output_format, "output_format"
+
+
 def _format(request: CountRequest) -> dict[str, Any] | None:
-    inner = request.output_config.format if request.output_config else None
-    asked = inner if inner is not None else request.output_format
+    asked, field = _asked_format(request)
     if asked is None:
         return None
     if asked.get("type") != "json_schema":
-        raise invalid("output_config.format.type", "it is not json_schema")
+        raise invalid(f"{field}.type", "it is not json_schema")
     if "schema" not in asked:
-        raise invalid("output_config.format.schema", "it is missing")
+        raise invalid(f"{field}.schema", "it is missing")
     return {"type": "json_schema", "json_schema": {"name": "answer", "schema": asked["schema"], "strict": True}}
 
 
