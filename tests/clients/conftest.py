@@ -70,7 +70,7 @@ class ScriptedServer:
         assert not self._thread.is_alive()
 
     def _wait(self):
-        end = time.monotonic() + 20
+        end = time.monotonic() + 60
         while httpx.get(f"{self.url}/health", trust_env=False).status_code != 200:
             assert time.monotonic() < end, "the engine did not become ready"
             time.sleep(0.02)
@@ -147,7 +147,7 @@ def run_client(tmp_path):
     home.mkdir()
     folder.mkdir()
 
-    def run(*command, timeout=60, **environment):
+    def run(*command, timeout=100, **environment):
         clean = {"HOME": str(home), "PATH": os.environ["PATH"], "TERM": "dumb", "LANG": "C.UTF-8", "NO_PROXY": "*"}
         done = subprocess.run(
             command, env=clean | environment, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True,

@@ -6,10 +6,12 @@ import pytest
 from scripted_model import turn
 
 COMMAND = "echo written > made.txt && echo done: $((40 + 2))"
+FAILING = "echo no such thing >&2; exit 3"
 SCRIPTS = {
     "shell": [
         turn("I run it.", thought="A command will do.", calls=[("Bash", {"command": COMMAND, "description": "Count"})]),
-        turn("The command said done."),
+        turn(calls=[("Read", {"file_path": "made.txt"}), ("Bash", {"command": FAILING, "description": "Fail"})]),
+        turn("The command said done. ☀"),
     ]
 }
 QUIET = {
@@ -25,17 +27,17 @@ def server(play):
     return play(SCRIPTS)
 
 
-def test_a_tool_is_called_and_its_result_comes_back(server, npm_client, run_client):
+def test_tools_are_called_and_their_results_come_back(server, npm_client, run_client):
     said = run_client(
         npm_client("claude"), "-p", "play shell", "--dangerously-skip-permissions", "--output-format", "json",
         ANTHROPIC_BASE_URL=server.url, **QUIET,
     )  # fmt: skip
     result = json.loads(said)
-    assert (result["subtype"], result["result"], result["num_turns"]) == ("success", "The command said done.", 2)
+    assert (result["subtype"], result["result"]) == ("success", "The command said done. ☀")
     assert (run_client.folder / "made.txt").read_text() == "written\n"
-    first, second = server.conversations
-    (result,) = [message for message in second["messages"] if message["role"] == "tool"]
-    (before,) = [message for message in second["messages"] if message["role"] == "assistant"]
+    first, second, third = (conversation["messages"] for conversation in server.conversations)
+    assert [message["role"] for message in second] == ["system", "user", "system", "assistant", "tool"]
+    *_, before, result = second
     assert result["content"] == "done: 42"
     assert result["tool_call_id"] == before["tool_calls"][0]["id"]
     assert (before["content"], before["reasoning_content"]) == ("I run it.", "A command will do.")
@@ -43,7 +45,18 @@ def test_a_tool_is_called_and_its_result_comes_back(server, npm_client, run_clie
         "name": "Bash",
         "arguments": {"command": COMMAND, "description": "Count"},
     }
-    assert [message["role"] for message in second["messages"]] == ["system", "user", "system", "assistant", "tool"]
-    assert second["messages"][:3] == first["messages"], "the second turn must find the prompt of the first in the cache"
-    assert "billing" not in first["messages"][0]["content"]
-    assert "Bash" in [tool["function"]["name"] for tool in first["tools"]]
+    assert [message["role"] for message in third] == [
+        *(message["role"] for message in second),
+        "assistant",
+        "tool",
+        "tool",
+    ]
+    *_, before, read, failed = third
+    assert [call["function"]["name"] for call in before["tool_calls"]] == ["Read", "Bash"]
+    assert "written" in read["content"]
+    assert failed["content"].startswith("Error: ")
+    assert "no such thing" in failed["content"]
+    assert second[:3] == first[:3], "the second turn must find the prompt of the first in the cache"
+    assert third[:5] == second, "and the third that of the second"
+    assert "billing" not in first[0]["content"]
+    assert {"Bash", "Read"} <= {tool["function"]["name"] for tool in server.conversations[0]["tools"]}
