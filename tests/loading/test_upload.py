@@ -2,6 +2,7 @@
 
 import itertools
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from atlas_core.contracts.backend import Capabilities
 from atlas_core.contracts.checkpoint import Extent
 from atlas_core.contracts.ops import OperandSpec, Packed, Repack
 from atlas_core.loading import upload
-from atlas_core.loading.pieces import Placed, pieces
+from atlas_core.loading.pieces import Piece, Placed, loads, pieces
 from atlas_core.loading.upload import load_weights
 from atlas_core.runtime.loader import WeightCopy
 from atlas_core.testing.host import HostBackend, HostKernels
@@ -117,8 +118,6 @@ def copy_of(weight, rows, blocks, packing, implementation):
     head=st.sampled_from([0, 4, 8]),
 )  # fmt: skip
 def test_pieces_cover_a_weight_once_in_whole_groups(rows, blocks, most, packing, head):
-    from pathlib import Path
-
     copy = copy_of("w", rows, blocks, packing, Turning())
     order = None if not head or packing != "turned" else [r ^ (r % head == 0 and r + 1 < rows) for r in range(rows)]
     order = None if order is None or sorted(order) != list(range(rows)) else order
@@ -135,6 +134,26 @@ def test_pieces_cover_a_weight_once_in_whole_groups(rows, blocks, most, packing,
     else:
         assert cut[0].extent.start == 100
         assert all(a.extent.start + a.nbytes == b.extent.start for a, b in itertools.pairwise(cut))
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 400_000), st.integers(1, 900)), max_size=40),
+    st.integers(900, 200_000),
+)
+def test_loads_hold_every_piece_once_and_are_not_too_long(places, most):
+    copy = copy_of("w", 4, 1, "turned", Turning())
+    cut = [Piece(copy, Extent(Path(f"f{file}"), start, nbytes), 0, nbytes) for file, start, nbytes in places]
+    made = loads(cut, most)
+    assert sorted(map(id, cut)) == sorted(id(piece) for load in made for piece in load.pieces)
+    for load in made:
+        assert load.extent.nbytes <= most
+        for piece in load.pieces:
+            assert piece.extent.path == load.extent.path
+            assert load.extent.start <= piece.extent.start
+            assert piece.extent.start + piece.extent.nbytes <= load.extent.start + load.extent.nbytes
+    if len({file for file, _, _ in places}) == 1 and max(start + n for _, start, n in places) <= min(most, 60_000):
+        assert len(made) == 1
 
 
 @pytest.fixture

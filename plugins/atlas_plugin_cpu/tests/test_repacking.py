@@ -61,6 +61,18 @@ def test_every_layout_is_packed_to_the_same_bytes(stage, name, rows, blocks, see
     np.testing.assert_array_equal(repacked(stage, layout, shape, data, order=order, piece=piece), expected)
 
 
+def test_a_vector_is_copied(stage):
+    backend, (source, target, _) = stage
+    values = np.random.default_rng(4).standard_normal(70).astype(np.float32)
+    made = repack("f32", plain(DType.F32), (70,))
+    backend.copy_h2d(values.tobytes(), source)
+    backend.enqueue(made.launch(backend, source, 0, target, 1), backend.create_stream())
+    out = np.empty(70, np.float32)
+    backend.copy_d2h(target, memoryview(out).cast("B"))
+    np.testing.assert_array_equal(out, values)
+    assert (made.rows, made.nbytes) == (1, 280)
+
+
 def test_a_stack_of_matrices_is_packed_one_behind_another(stage):
     layout, shape = layout_of("q4_k"), (3, 32, 256)
     data = np.random.default_rng(5).integers(0, 256, (3, 32, 144), dtype=np.uint8)
@@ -71,7 +83,8 @@ def test_a_stack_of_matrices_is_packed_one_behind_another(stage):
 @pytest.mark.parametrize(
     ("packing", "layout", "shape"),
     [
-        ("f32", "f32", (64,)),
+        ("f32", "f16", (64,)),
+        ("f32", "f32", (4, 16)),
         ("q4_0_x16", "q4_1", (16, 32)),
         ("q4_0_x16", "q4_0", (2, 24, 32)),
         ("q2_k_x16", "f32", (16, 4)),

@@ -29,6 +29,7 @@ class WeightStore:
         missing, or when a tensor is neither used nor ignored.
         """
         self._checkpoint = checkpoint
+        self._located = checkpoint if isinstance(checkpoint, Located) else None
         self._sources = names.weights
         self.warnings: list[str] = []
         self._stored: dict[str, str] = {}
@@ -128,14 +129,17 @@ class WeightStore:
     def placed(self, canonical: str) -> Placed | None:
         """Where ``read`` finds the bytes of a weight; None when they are changed, or the checkpoint does not tell."""
         owner = self.alias(canonical)
-        source, checkpoint = self._sources[owner], self._checkpoint
-        if source.offset or not isinstance(checkpoint, Located):
+        source = self._sources[owner]
+        if source.offset or self._located is None:
             return None
         stack, order = self._stacks.get(owner), source.row_order
         if stack is not None:
-            names = stack.whole(checkpoint)
-            return None if names is None else Placed(tuple(checkpoint.extent(name) for name in names))
-        extent, rows = checkpoint.extent(self._stored[owner]), checkpoint.tensors[self._stored[owner]].shape[:1]
+            names = stack.whole(self._checkpoint)
+            return None if names is None else Placed(tuple(self._located.extent(name) for name in names))
+        extent, rows = (
+            self._located.extent(self._stored[owner]),
+            self._checkpoint.tensors[self._stored[owner]].shape[:1],
+        )
         if order is None:
             return Placed((extent,))
         runs = _runs(order)

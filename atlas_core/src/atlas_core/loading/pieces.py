@@ -1,6 +1,6 @@
 """Weights cut into pieces that are read and brought to the device one by one. Pure."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Protocol
@@ -9,8 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from atlas_core.contracts.checkpoint import Extent
-from atlas_core.contracts.ops import Repack, Repacker
+from atlas_core.contracts.ops import Repack
 from atlas_core.runtime.loader import STORED, WeightCopy
+
+_GAP = 64 * 1024
+"""Bytes between two pieces that are rather read for nothing than left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,42 @@ class Piece:
     order: npt.NDArray[np.int32] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Load:
+    """One read, and the pieces whose extents lie in it."""
+
+    extent: Extent
+    pieces: tuple[Piece, ...]
+
+    @property
+    def order_bytes(self) -> int:
+        """Bytes of all orders of its pieces."""
+        return sum(piece.order.nbytes for piece in self.pieces if piece.order is not None)
+
+
+def loads(cut: Iterable[Piece], most: int) -> list[Load]:
+    """The pieces in the order of the files; neighbours are read at once, up to ``most`` bytes."""
+    found: list[Load] = []
+    group: list[Piece] = []
+    start = end = 0
+    for piece in sorted(cut, key=lambda piece: (str(piece.extent.path), piece.extent.start)):
+        extent = piece.extent
+        if group and not (
+            extent.path == group[0].extent.path
+            and extent.start - end <= _GAP
+            and max(end, extent.start + extent.nbytes) - start <= most
+        ):
+            found.append(Load(Extent(group[0].extent.path, start, end - start), tuple(group)))
+            group = []
+        if not group:
+            start = end = extent.start
+        group.append(piece)
+        end = max(end, extent.start + extent.nbytes)
+    if group:
+        found.append(Load(Extent(group[0].extent.path, start, end - start), tuple(group)))
+    return found
+
+
 def pieces(copy: WeightCopy, placed: Placed, most: int, *, repacks: bool) -> list[Piece] | None:
     """Pieces of at most ``most`` stored bytes; None when the weight has to be read and packed whole.
 
@@ -67,9 +106,11 @@ def _stored_bytes(copy: WeightCopy) -> int:
 
 
 def _repack(copy: WeightCopy) -> Repack | None:
-    if not isinstance(copy.implementation, Repacker) or copy.spec.layout is None:
+    # Not isinstance: for a protocol that takes longer than all the rest of a small weight.
+    repack: Callable[..., Repack | None] | None = getattr(copy.implementation, "repack", None)
+    if repack is None or copy.spec.layout is None:
         return None
-    return copy.implementation.repack(copy.packed.name, copy.spec.layout, copy.spec.shape)
+    return repack(copy.packed.name, copy.spec.layout, copy.spec.shape)
 
 
 def _as_stored(copy: WeightCopy, placed: Placed, most: int) -> Iterator[Piece]:

@@ -15,7 +15,7 @@ import numpy as np
 from atlas_core.contracts.backend import Event, GpuBackend, Stream
 from atlas_core.contracts.ops import Buffer
 from atlas_core.loading.extents import ALIGNMENT, MARGIN, ExtentReader
-from atlas_core.loading.pieces import Piece, WeightSource, pieces
+from atlas_core.loading.pieces import Load, Piece, WeightSource, loads, pieces
 from atlas_core.runtime.loader import Progress, WeightCopy, WeightMemory, pack_weight
 from atlas_core.vocab.errors import AtlasError
 
@@ -56,7 +56,7 @@ class _Slot:
 @dataclass(frozen=True, slots=True)
 class _Filled:
     slot: _Slot
-    piece: Piece
+    load: Load
     begin: int
 
 
@@ -134,16 +134,16 @@ class _Upload:
         self._stopped = False
 
     def run(self, streamed: Sequence[Piece], whole: dict[str, list[WeightCopy]], shape: _Shape) -> None:
-        expected = len(streamed) + sum(map(len, whole.values()))
-        threads = min(shape.threads, len(streamed))
-        longest = max((piece.extent.nbytes + _order_bytes(piece) for piece in streamed), default=0)
-        with _ring(self._backend, longest, min(shape.slots, len(streamed))) as slots, contextlib.ExitStack() as ending:
+        reads = loads(streamed, shape.piece)
+        threads = min(shape.threads, len(reads))
+        longest = max((load.extent.nbytes + load.order_bytes for load in reads), default=0)
+        with _ring(self._backend, longest, min(shape.slots, len(reads))) as slots, contextlib.ExitStack() as ending:
             ending.callback(self._drain)
             files = ExtentReader()
             ending.callback(files.close)
             for slot in slots:
                 self._free.put(slot)
-            turns, lock = iter(streamed), threading.Lock()
+            turns, lock = iter(reads), threading.Lock()
             workers = [
                 threading.Thread(target=self._guard, args=(self._read, files, turns, lock), daemon=True)
                 for _ in range(threads)
@@ -153,7 +153,7 @@ class _Upload:
             ending.callback(self._stop, workers)
             for worker in workers:
                 worker.start()
-            for _ in range(expected):
+            for _ in range(len(reads) + sum(map(len, whole.values()))):
                 self._take(self._next())
             self._backend.synchronize(self._stream)
 
@@ -165,13 +165,13 @@ class _Upload:
         except BaseException as error:  # noqa: BLE001 raised again by the thread that waits
             self._ready.put(error)
 
-    def _read(self, files: ExtentReader, turns: Iterator[Piece], lock: threading.Lock) -> None:
+    def _read(self, files: ExtentReader, turns: Iterator[Load], lock: threading.Lock) -> None:
         while (slot := self._free.get()) is not None:
             with lock:
-                piece = next(turns, None)
-            if piece is None or self._stopped:
+                load = next(turns, None)
+            if load is None or self._stopped:
                 return
-            self._ready.put(_Filled(slot, piece, files.read(piece.extent, slot.view)))
+            self._ready.put(_Filled(slot, load, files.read(load.extent, slot.view)))
 
     def _pack(self, whole: dict[str, list[WeightCopy]]) -> None:
         for weight, group in whole.items():
@@ -204,22 +204,27 @@ class _Upload:
             self._room.release()
             self._report(item.copy.packed.nbytes, item.copy.weight)
             return
-        slot, piece = item.slot, item.piece
-        target = self._address(piece.copy) + piece.offset
-        if piece.repack is None:
-            source = slot.view[item.begin : item.begin + piece.nbytes]
-            self._backend.copy_h2d_async(source, target, self._stream)
-        else:
+        behind = len(item.slot.view)
+        for piece in item.load.pieces:
             order = 0
             if piece.order is not None:
                 # Behind the rows, where the device can read it too.
-                order = slot.address + len(slot.view) - piece.order.nbytes
-                slot.view[-piece.order.nbytes :] = piece.order.view(np.uint8).data
-            launch = piece.repack.launch(self._backend, slot.address + item.begin, order, target, piece.rows)
+                behind -= piece.order.nbytes
+                item.slot.view[behind : behind + piece.order.nbytes] = piece.order.view(np.uint8).data
+                order = item.slot.address + behind
+            self._bring(piece, item.slot, item.begin + piece.extent.start - item.load.extent.start, order)
+            self._report(piece.nbytes, piece.copy.weight)
+        self._backend.record_event(item.slot.event, self._stream)
+        self._in_flight.append(item.slot)
+
+    def _bring(self, piece: Piece, slot: _Slot, begin: int, order: int) -> None:
+        """Copy or pack one piece, ``begin`` bytes into the slot."""
+        target = self._address(piece.copy) + piece.offset
+        if piece.repack is None:
+            self._backend.copy_h2d_async(slot.view[begin : begin + piece.nbytes], target, self._stream)
+        else:
+            launch = piece.repack.launch(self._backend, slot.address + begin, order, target, piece.rows)
             self._backend.enqueue(launch, self._stream)
-        self._backend.record_event(slot.event, self._stream)
-        self._in_flight.append(slot)
-        self._report(piece.nbytes, piece.copy.weight)
 
     def _address(self, copy: WeightCopy) -> int:
         return self._memory.buffers[copy.weight, copy.packed.name].address
@@ -240,10 +245,6 @@ class _Upload:
         """The device must be done with the ring before it goes. After a fault this fails too: the first error counts."""
         with contextlib.suppress(AtlasError):
             self._backend.synchronize(self._stream)
-
-
-def _order_bytes(piece: Piece) -> int:
-    return 0 if piece.order is None else piece.order.nbytes
 
 
 @contextmanager

@@ -160,9 +160,7 @@ class CpuBackend:
         if stream.recorded is not None:
             stream.recorded.append(launch)
             return
-        commands = self._threads.freeze([launch])
-        commands.run()
-        self._threads.thaw(commands)
+        self._threads.run_once(launch)
 
     def create_stream(self) -> CpuStream:
         """A stream."""

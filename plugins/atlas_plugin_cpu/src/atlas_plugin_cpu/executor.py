@@ -14,6 +14,7 @@ from atlas_plugin_cpu.machine import usable_processors
 _MODULE = "executor"
 _WHOLE = {"i32": (-(1 << 31), 1 << 31), "u32": (0, 1 << 32), "i64": (-(1 << 63), 1 << 63), "ptr": (0, 1 << 64)}
 _Trampoline = Callable[[object, int, int], None]
+_TRAMPOLINE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_int)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +117,19 @@ class Pool:
 
     def _call(self, name: str, *values: int) -> None:
         slots = (ctypes.c_uint64 * len(values))(*(value & 0xFFFFFFFFFFFFFFFF for value in values))
-        call: _Trampoline = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_int)(
-            self._entry[name].address
-        )
-        call(slots, 0, 1)
+        _TRAMPOLINE(self._entry[name].address)(slots, 0, 1)
+
+    def run_once(self, command: Command) -> None:
+        """Run one command now. Without other threads there is no list to make of it."""
+        address, tasks, count, *slots = command.words
+        if self.threads > 1 and tasks != 1:
+            commands = self.freeze([command])
+            commands.run()
+            self.thaw(commands)
+            return
+        packed, call = (ctypes.c_uint64 * max(count, 1))(*slots), _TRAMPOLINE(address)
+        for task in range(tasks or 1):
+            call(packed, task, tasks or 1)
 
     def freeze(self, commands: Sequence[Command]) -> "CommandList":
         """A command list that can be run any number of times. Raises DeviceError when memory is refused."""
@@ -132,8 +142,7 @@ class Pool:
             )
         run = self._entry["graph_run"]
         slots = (ctypes.c_uint64 * len(run.params))(self._pool, made.value)
-        call = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_int)(run.address)
-        return CommandList(made.value, len(commands), call, slots)
+        return CommandList(made.value, len(commands), _TRAMPOLINE(run.address), slots)
 
     def thaw(self, commands: "CommandList") -> None:
         """Give a list's memory back."""

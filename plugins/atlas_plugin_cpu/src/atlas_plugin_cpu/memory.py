@@ -37,7 +37,11 @@ class _Slab:
         return not self._used
 
     def take(self, nbytes: int) -> int | None:
-        """The address of a block, at a page's beginning, in the first gap that holds it; None when no gap does."""
+        """The address of a block, at a page's beginning: behind all others, else in the first gap; None when it fits nowhere."""
+        start = -(-self._used[-1][1] // _PAGE) * _PAGE if self._used else self.address
+        if start + nbytes <= self._end:
+            self._used.append((start, start + max(nbytes, 1)))
+            return start
         start = self.address
         for index, (first, last) in enumerate([*self._used, (self._end, self._end)]):
             if start + nbytes <= first:
@@ -67,21 +71,7 @@ class Memory:
         """The address of ``nbytes`` new bytes. Raises BudgetError when the host has not that much to spare."""
         if nbytes < 0:
             raise DeviceError(f"{nbytes} bytes were asked for", "a size cannot be negative", "report this as a bug")
-        free, _ = memory()
-        if nbytes > free:
-            raise BudgetError(
-                f"{nbytes} bytes of host memory are not to be had",
-                f"{free} bytes are available to this process",
-                "lower --max-seq-len or --max-batch-size, or choose a smaller model",
-            )
-        try:
-            address, slab = self._place(nbytes)
-        except (OSError, ValueError, OverflowError) as error:
-            raise BudgetError(
-                f"{nbytes} bytes of host memory are not to be had",
-                f"{error}; {free} bytes are free",
-                "free some memory",
-            ) from error
+        address, slab = self._place(nbytes)
         self._blocks[address] = nbytes, slab
         bisect.insort(self._bases, address)
         return address
@@ -91,7 +81,21 @@ class Memory:
             address = slab.take(nbytes)
             if address is not None:
                 return address, slab
-        slab = _Slab(max(nbytes, _SLAB))
+        free, _ = memory()
+        if nbytes > free:
+            raise BudgetError(
+                f"{nbytes} bytes of host memory are not to be had",
+                f"{free} bytes are available to this process",
+                "lower --max-seq-len or --max-batch-size, or choose a smaller model",
+            )
+        try:
+            slab = _Slab(max(nbytes, _SLAB))
+        except (OSError, ValueError, OverflowError) as error:
+            raise BudgetError(
+                f"{nbytes} bytes of host memory are not to be had",
+                f"{error}; {free} bytes are free",
+                "free some memory",
+            ) from error
         self._slabs.append(slab)
         address = slab.take(nbytes)
         assert address is not None

@@ -59,7 +59,11 @@ def pack(packing: str, layout: StorageLayout, shape: tuple[int, ...], data: byte
 
 
 def repack(packing: str, layout: StorageLayout, shape: tuple[int, ...]) -> Repack | None:
-    """The same by the kernel ``pack_rows``, for matrices (and stacks of them whose groups of rows do not straddle two)."""
+    """The same by kernels: ``pack_rows`` for matrices (and stacks of them whose groups of rows do not straddle two)."""
+    if packing == VECTOR and layout.name == "f32" and len(shape) == 1:
+        return Repack(
+            1, 4 * shape[0], lambda backend, source, order, target, rows: _copy(backend, source, target, 4 * shape[0])
+        )
     if packing != f"{layout.name}_x16" or layout.name not in INTERLEAVE or len(shape) < 2:
         return None
     if len(shape) > 2 and shape[-2] % LANES:
@@ -71,6 +75,11 @@ def repack(packing: str, layout: StorageLayout, shape: tuple[int, ...]) -> Repac
         return backend.prepare_launch(backend.kernel("packing", "pack_rows"), Geometry(grid=(0, 1, 1)), arguments)
 
     return Repack(LANES, matrix_packing(layout, (LANES, shape[-1])).nbytes, launch)
+
+
+def _copy(backend: GpuBackend, source: int, target: int, nbytes: int) -> Launch:
+    arguments = ptr(target), ptr(source), i64(nbytes)
+    return backend.prepare_launch(backend.kernel("executor", "memory_copy"), Geometry(), arguments)
 
 
 def _vector(name: str, data: bytes | memoryview) -> np.ndarray:
