@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from atlas_core.assembly.machine import choose_machine
-from atlas_core.assembly.memory import Weights, allocate, plan_memory
+from atlas_core.assembly.memory import Weights, allocate, plan_memory, with_graphs
 from atlas_core.assembly.model import open_model
 from atlas_core.assembly.plan import make_plan
 from atlas_core.plugins import discover
@@ -73,3 +73,17 @@ def test_whatever_is_refused_is_named_with_what_lowers_it(planned):
         assert CURES.get(name, "lower --") in caught.value.cure
         seen.append(name)
     assert set(CURES) <= set(seen)
+
+
+def test_captured_steps_are_planned_and_then_measured(planned):
+    plan, model = planned
+    weights = Weights.of(plan, model)
+    without, planned_for = (
+        plan_memory(plan, model, weights, 1 << 30, 1 << 30, graphs=graphs) for graphs in (False, True)
+    )
+    terms = {term.name: term.nbytes for term in planned_for.terms}
+    assert "graphs" not in {term.name for term in without.terms}
+    assert terms["graphs"] > 1 << 20
+    assert sum(terms.values()) <= planned_for.limit
+    measured = with_graphs(planned_for, 12345)
+    assert {term.name: term.nbytes for term in measured.terms} == terms | {"graphs": 12345}

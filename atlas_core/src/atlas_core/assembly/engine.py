@@ -13,7 +13,7 @@ import numpy as np
 from atlas_core.assembly.aside import Aside
 from atlas_core.assembly.environment import discover_plugins
 from atlas_core.assembly.machine import Machine, choose_machine
-from atlas_core.assembly.memory import Weights, allocate, plan_memory, with_inputs
+from atlas_core.assembly.memory import Weights, allocate, plan_memory, with_graphs, with_inputs
 from atlas_core.assembly.model import Model, open_model
 from atlas_core.assembly.plan import StepPlan, make_limits, make_plan
 from atlas_core.assembly.settings import decode_settings
@@ -203,11 +203,13 @@ def _run_up(backend: GpuBackend, plan: StepPlan, model: Model, ledger: Ledger) -
     stream = backend.create_stream()
     weights = Weights.of(plan, model)
     free, total = backend.memory()
-    budget = plan_memory(plan, model, weights, free, total)
+    bucketed = backend.capabilities.bucketed
+    budget = plan_memory(plan, model, weights, free, total, graphs=bucketed)
     pages = (budget.pages,) * len(plan.layout.slots.table_blocks)
     limits = make_limits(model, plan.settings, plan.layout, budget.max_seq_len, pages)
     with ledger.phase("weights"):
         memory, inputs, states = allocate(backend, stream, plan, model, weights, budget, ledger.progress)
+    before, _ = backend.memory()
     with ledger.phase("graphs"):
         steps = []
         for planned in plan.buckets:
@@ -217,6 +219,8 @@ def _run_up(backend: GpuBackend, plan: StepPlan, model: Model, ledger: Ledger) -
             backend, stream, steps, inputs=inputs, states=states, vocab_size=model.spec.vocab_size,
             results=Results(*(value.name for value in plan.program.results)),
         )  # fmt: skip
+    if bucketed:
+        budget = with_graphs(budget, max(0, before - backend.memory()[0]))
     return runner, limits, budget
 
 

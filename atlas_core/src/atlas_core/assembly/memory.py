@@ -21,6 +21,10 @@ from atlas_core.vocab.layout import StorageLayout
 DEFAULT_FRACTION = 0.9
 """Of the memory that is free at start; the rest is for drivers, graphs and everybody else."""
 
+GRAPHS = "graphs"
+_NODE_BYTES = 32 * 1024
+"""Device memory that a captured node may take; what it does take is measured at the start."""
+
 
 @dataclass(frozen=True, slots=True)
 class Weights:
@@ -46,8 +50,13 @@ class Weights:
         return sum(copy.packed.nbytes for copy in self.copies)
 
 
-def plan_memory(plan: StepPlan, model: Model, weights: Weights, free: int, total: int) -> Budget:
-    """How many cache pages there are. Raises BudgetError with the whole table when the plan does not fit."""
+def plan_memory(
+    plan: StepPlan, model: Model, weights: Weights, free: int, total: int, *, graphs: bool = False
+) -> Budget:
+    """How many cache pages there are. Raises BudgetError with the whole table when the plan does not fit.
+
+    ``graphs``: captured steps take memory of the device, which is planned here and measured when they are captured.
+    """
     settings = plan.settings
     limit = settings.memory if settings.memory is not None else int(free * DEFAULT_FRACTION)
     readings = Readings(total=limit, device_free=free, host_available=free, unified=False)
@@ -55,15 +64,23 @@ def plan_memory(plan: StepPlan, model: Model, weights: Weights, free: int, total
         plan.choices.caches[v.name].page_bytes(*_page(v)) * int(v.shape[0]) for v in _values(plan, "cache")
     )
     need = KVNeed(page_bytes, settings.block_size, plan.max_seq_len, fixed=settings.max_seq_len is not None)
-    budget = plan_budget(readings, 1.0, _terms(plan, weights), need)
+    budget = plan_budget(readings, 1.0, _terms(plan, weights, graphs=graphs), need)
     # More pages than every slot at its longest can never be used.
     most = plan.layout.slots.slots * plan.layout.slots.table_blocks[0] if plan.layout.slots.table_blocks else 0
     if budget.pages > most:
-        budget = plan_budget(readings, 1.0, _terms(plan, weights), replace(need, explicit_bytes=most * page_bytes))
+        budget = plan_budget(
+            readings, 1.0, _terms(plan, weights, graphs=graphs), replace(need, explicit_bytes=most * page_bytes)
+        )
     return budget
 
 
-def _terms(plan: StepPlan, weights: Weights) -> tuple[Term, ...]:
+def with_graphs(budget: Budget, nbytes: int) -> Budget:
+    """The budget with what captured steps were measured to take."""
+    terms = tuple(replace(term, nbytes=nbytes) if term.name == GRAPHS else term for term in budget.terms)
+    return replace(budget, terms=terms)
+
+
+def _terms(plan: StepPlan, weights: Weights, *, graphs: bool) -> tuple[Term, ...]:
     states = {value.name: _nbytes(value) for value in _values(plan, "state")}
     rows = "lower --max-batch-size"
     return (
@@ -73,7 +90,12 @@ def _terms(plan: StepPlan, weights: Weights) -> tuple[Term, ...]:
         Term("scratch", max(1, *(b.arena.scratch for b in plan.buckets)), "lower --max-prefill-tokens"),
         Term("inputs", max(InputLayout(b.bucket).nbytes for b in plan.buckets), rows),
         *(Term(name, nbytes, rows) for name, nbytes in states.items()),
+        *([Term(GRAPHS, _graph_bytes(plan), rows)] if graphs else []),
     )
+
+
+def _graph_bytes(plan: StepPlan) -> int:
+    return _NODE_BYTES * sum(len(segment.steps) for bucket in plan.buckets for segment in bucket.segments)
 
 
 def allocate(
