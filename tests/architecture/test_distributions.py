@@ -1,10 +1,10 @@
 """Distributions: one version, dependencies that are pinned, plugin modules that cost nothing to import."""
 
 import importlib
+import importlib.metadata
 import re
 import tomllib
 
-import importlib_metadata
 import pytest
 from packaging.requirements import Requirement
 
@@ -68,8 +68,8 @@ def test_the_pins_are_what_the_declared_dependencies_bring(root, packages):
             continue
         seen.add((name, *needed.extras))
         try:
-            installed = importlib_metadata.distribution(name)
-        except importlib_metadata.PackageNotFoundError:
+            installed = importlib.metadata.distribution(name)
+        except importlib.metadata.PackageNotFoundError:
             pytest.fail(
                 f"{name} is not installed: pip install -c constraints.txt --group {' --group '.join(INSTALLED)} "
                 "-e './atlas_core[otel,test]'"
@@ -134,3 +134,22 @@ def test_the_footprint_sees_what_is_heavy(tmp_path, monkeypatch):
     assert not {"json", "atlas_core.vocab", "atlas_core.vocab.dtype", "toy_heavy"} & set(found)
     with pytest.raises(ImportError, match="toy_nowhere"):
         footprint("toy_nowhere")
+
+
+def test_a_machine_without_gpu_needs_few_packages(packages):
+    """What ``pip install`` of the core, the CPU, a family and GGUF brings, themselves included."""
+    todo = [Requirement(name) for name in ("atlas-core", "atlas-plugin-cpu", "atlas-model-llama", "atlas-quant-gguf")]
+    seen: set[str] = set()
+    while todo:
+        needed = todo.pop()
+        if (name := normal(needed.name)) in seen and not needed.extras:
+            continue
+        seen.add(name)
+        # Ours from the sources: what is installed here may be of an older day.
+        own = packages.get(name.replace("-", "_"))
+        texts = project(own)["dependencies"] if own else importlib.metadata.distribution(name).requires or ()
+        for text in texts:
+            more = Requirement(text)
+            if more.marker is None or any(more.marker.evaluate({"extra": extra}) for extra in ("", *needed.extras)):
+                todo.append(more)
+    assert len(seen) <= 30, sorted(seen)

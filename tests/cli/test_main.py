@@ -48,7 +48,7 @@ def test_help_imports_no_subcommand_and_nothing_heavy():
         "numpy",
         "starlette",
         "pluggy",
-        "importlib_metadata",
+        "importlib.metadata",
         "jinja2",
     }
     assert not heavy & set(loaded)

@@ -219,7 +219,7 @@ def test_importing_atlas_core_imports_no_engine():
     told = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     ).stdout.splitlines()
-    assert not {"numpy", "atlas_core.llm", "importlib_metadata", "msgspec"} & set(told[0].split())
+    assert not {"numpy", "atlas_core.llm", "importlib.metadata", "msgspec"} & set(told[0].split())
     assert told[1] == "LLM"
     with pytest.raises(AttributeError, match="LLN"):
         _ = atlas_core.LLN

@@ -8,10 +8,10 @@ import re
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from importlib.metadata import EntryPoint, entry_points
 from time import perf_counter
 from typing import Any
 
-import importlib_metadata
 import pluggy
 
 from atlas_core import hookspecs
@@ -58,18 +58,17 @@ def installed() -> Identity:
 class _Point:
     """An entry point with the names that every message about it needs; ``version`` is None without metadata."""
 
-    entry: importlib_metadata.EntryPoint
+    entry: EntryPoint
     dist: str
     version: str | None
 
     @classmethod
-    def of(cls, entry: importlib_metadata.EntryPoint) -> "_Point":
-        try:
-            if entry.dist is not None:
-                return cls(entry, entry.dist.name, entry.dist.version)
-        except (importlib_metadata.MetadataNotFound, KeyError):
-            pass  # a damaged installation: the record will say so
-        return cls(entry, f"(the distribution of {entry.module})", None)
+    def of(cls, entry: EntryPoint) -> "_Point":
+        metadata = None if entry.dist is None else entry.dist.metadata
+        if metadata is None or "Name" not in metadata or "Version" not in metadata:
+            # A damaged installation: the record will say so.
+            return cls(entry, f"(the distribution of {entry.module})", None)
+        return cls(entry, metadata["Name"], metadata["Version"])
 
     @property
     def group(self) -> str:
@@ -87,7 +86,7 @@ class _Point:
 
 def _points() -> "list[_Point]":
     """Every entry point of the four groups. All are listed at once, since each listing reads every distribution's metadata."""
-    found = importlib_metadata.entry_points()
+    found = entry_points()
     return [_Point.of(point) for group in GROUPS for point in found.select(group=group)]
 
 
