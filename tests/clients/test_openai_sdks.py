@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 from pathlib import Path
 
 import openai
@@ -62,6 +63,22 @@ def test_openai(server, stream):
     assert [call["function"]["arguments"] for call in before["tool_calls"]] == [TOWN, {"town": "Wien"}]
 
 
+def until(condition):
+    end = time.monotonic() + 5
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def invoked(chat, messages, *, stream):
+    if not stream:
+        return chat.invoke(messages)
+    first, *rest = chat.stream(messages)
+    for chunk in rest:
+        first += chunk
+    return first
+
+
 @tool
 def get_weather(town: str) -> str:
     """The weather."""
@@ -74,25 +91,40 @@ def test_langchain(server, stream):
         [get_weather]
     )
 
-    def ask(messages):
-        if not stream:
-            return chat.invoke(messages)
-        first, *rest = chat.stream(messages)
-        for chunk in rest:
-            first += chunk
-        return first
-
     messages = [HumanMessage(ASK)]
-    messages.append(ask(messages))
+    messages.append(invoked(chat, messages, stream=stream))
     calls = messages[-1].tool_calls
     assert [(call["name"], call["args"]) for call in calls] == [
         ("get_weather", TOWN),
         ("get_weather", {"town": "Wien"}),
     ]
     messages += [ToolMessage(get_weather.invoke(call["args"]), tool_call_id=call["id"]) for call in calls]
-    final = ask(messages)
+    final = invoked(chat, messages, stream=stream)
     assert (final.text, final.tool_calls) == ("Sunny, ☀ both.", [])
     assert told(server) == (["user", "assistant", "tool", "tool"], [f"sun in {TOWN['town']}", "sun in Wien"])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stored", [False, True])
+def test_langchain_of_responses(server, stream, stored):
+    chat = ChatOpenAI(
+        model="scripted", base_url=f"{server.url}/v1", api_key="k", max_retries=0, use_responses_api=True,
+        use_previous_response_id=stored, store=stored, include=["reasoning.encrypted_content"],
+    ).bind_tools([get_weather])  # fmt: skip
+    before = len(server.requests)
+    messages = [HumanMessage(ASK)]
+    messages.append(invoked(chat, messages, stream=stream))
+    calls = messages[-1].tool_calls
+    assert [call["args"] for call in calls] == [TOWN, {"town": "Wien"}]
+    assert messages[-1].text == "Let me look."
+    messages += [ToolMessage(get_weather.invoke(call["args"]), tool_call_id=call["id"]) for call in calls]
+    final = invoked(chat, messages, stream=stream)
+    assert (final.text, final.tool_calls) == ("Sunny, ☀ both.", [])
+    assert told(server) == (["user", "assistant", "tool", "tool"], [f"sun in {TOWN['town']}", "sun in Wien"])
+    assert server.conversations[-1]["messages"][1]["reasoning_content"] == "A tool knows."
+    # A request is written down when its answer is done, which may be after the client has it.
+    until(lambda: len(server.requests) == before + 2)
+    assert ("previous_response_id" in json.loads(server.requests[-1][3])) == stored
 
 
 FUNCTIONS = '''

@@ -83,6 +83,10 @@ def test_it_goes_on_without_its_client_and_can_be_watched_again(server, kit):
             seen += events(line)
             if len(seen) == 6:
                 break
+    opened = [(event["type"], event["response"]["status"]) for event in seen[:3]]
+    assert opened == [
+        ("response.created", "queued"), ("response.queued", "queued"), ("response.in_progress", "in_progress")
+    ]  # fmt: skip
     name = seen[0]["response"]["id"]
     assert get(server, name)["status"] == "in_progress"
     rest = events(server.http.get(f"/v1/responses/{name}", params={"stream": "true", "starting_after": 5}).text)

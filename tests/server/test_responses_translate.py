@@ -161,6 +161,8 @@ def test_an_output_needs_its_call():
         check_outputs(items(user("a"), called("c1"), gave("c1"), gave("c2")), 2, "input")
     assert caught.value.field == "input[1].call_id"
     check_outputs(items(gave("gone"), called("c1"), gave("c1")), 1, "input")
+    with pytest.raises(RequestError, match="call_id"):
+        check_outputs(items({**called("c1", '{"a'), "status": "incomplete"}, gave("c1")), 0, "input")
 
 
 def test_tools():

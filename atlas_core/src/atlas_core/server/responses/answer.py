@@ -41,7 +41,7 @@ class Asked:
             "max_tool_calls": request.max_tool_calls,
             "metadata": request.metadata or {},
             "model": turn.model,
-            "parallel_tool_calls": turn.reading.parallel,
+            "parallel_tool_calls": request.parallel_tool_calls is not False,
             "previous_response_id": request.previous_response_id,
             "prompt_cache_key": request.prompt_cache_key,
             "reasoning": {
@@ -102,8 +102,14 @@ class ResponseWriter:
         return self._body("queued")
 
     def opening(self) -> bytes:
-        """The response, empty yet."""
-        return self._lines([self._told("created"), self._told("in_progress")])
+        """The response, empty yet; in the background it waits first."""
+        begun = [self._told("in_progress")]
+        if not self._fixed["background"]:
+            return self._lines([self._told("created"), *begun])
+        waiting = self.waiting()
+        return self._lines(
+            [{"type": f"response.{kind}", "response": waiting} for kind in ("created", "queued")] + begun
+        )
 
     def chunk(self, index: int, delta: Delta) -> bytes:
         """Events for ``delta``. Behind the last one ``body`` is the whole response."""

@@ -54,14 +54,14 @@ def read_items(
 
 
 def check_outputs(items: Sequence[Item], first: int, field: str) -> None:
-    """Every output needs a call before it. Raises RequestError for one from item ``first`` on that has none."""
+    """Every output needs a call before it, and a whole one. Raises RequestError for an output from item ``first`` on that has none."""
     calls: set[str] = set()
     for index, item in enumerate(items):
-        if item["type"] in ("function_call", "custom_tool_call"):
+        if item["type"] in ("function_call", "custom_tool_call") and item["status"] != "incomplete":
             calls.add(item["call_id"])
         elif item["type"].endswith("_output") and item["call_id"] not in calls and index >= first:
             raise RequestError(
-                f"{field}[{index - first}].call_id is not valid", f"no call before it has the id {item['call_id'][:64]!r}",
+                f"{field}[{index - first}].call_id is not valid", f"no whole call before it has the id {item['call_id'][:64]!r}",
                 "send the call too, or name the response that made it as previous_response_id",
                 field=f"{field}[{index - first}].call_id", code="invalid_value",
             )  # fmt: skip
