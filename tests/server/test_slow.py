@@ -1,5 +1,6 @@
 """Clients that send too much before their request, or too slowly, or read nothing."""
 
+import json
 import socket
 import time
 
@@ -139,3 +140,26 @@ def test_headers_have_limits(serve, count, size, status):
     assert response.status_code == status
     if status == 431:
         assert response.json()["error"]["code"] == "headers_too_large"
+
+
+@pytest.mark.parametrize(("version", "chunked"), [("1.1", True), ("1.0", False)])
+def test_streams_are_framed_as_the_version_wants_it(serve, kit, version, chunked):
+    body = json.dumps({"prompt": "x", "stream": True, "max_tokens": 100}).encode()
+    with connect(serve()) as one:
+        head = f"POST /v1/completions HTTP/{version}\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
+        one.sendall(head.encode() + body)
+        said = b""
+        while data := one.recv(65536):
+            said += data
+    headers, _, rest = said.partition(b"\r\n\r\n")
+    assert (b"transfer-encoding: chunked" in headers.lower()) is chunked
+    plain = b""
+    while chunked and rest:
+        size, _, rest = rest.partition(b"\r\n")
+        length = int(size, 16)
+        plain, rest = plain + rest[:length], rest[length:]
+        assert rest.startswith(b"\r\n")
+        rest = rest[2:]
+    events = [line[6:] for line in (plain or rest).split(b"\n\n") if line.startswith(b"data: ")]
+    assert events.pop() == b"[DONE]"
+    assert "".join(choice["text"] for event in events for choice in json.loads(event)["choices"]) == kit.answer

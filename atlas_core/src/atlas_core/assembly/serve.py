@@ -1,6 +1,7 @@
 """``atlas serve``: bind, fetch, start the engine process, answer."""
 
 import asyncio
+import gc
 from dataclasses import replace
 
 from atlas_core.assembly.served import fetch, served_model
@@ -62,8 +63,11 @@ async def bring_up(settings: Settings, registry: Registry, engine: EngineProcess
     text = asyncio.ensure_future(in_background(lambda: served_model(settings, local, registry)))
     try:
         await client.start(on_progress)
-        return Service(client, await text)
+        service = Service(client, await text)
     except BaseException:
         await client.close()
         await asyncio.gather(text, return_exceptions=True)
         raise
+    # What is there now stays: collections need not walk it, which would hold up every stream.
+    gc.freeze()
+    return service

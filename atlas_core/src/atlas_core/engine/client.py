@@ -81,30 +81,36 @@ class _Stream:
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
         self._items: deque[Delta | AtlasError] = deque()
-        self._arrived = asyncio.Event()
+        self._reader: asyncio.Future[None] | None = None
 
     def put(self, item: Delta) -> bool:
         """False when there is no room, and the item is lost."""
         if len(self._items) >= self._capacity:
             return False
         self._items.append(item)
-        self._arrived.set()
+        self._wake()
         return True
 
     def fail(self, error: AtlasError) -> None:
         """End the stream, behind what has come already."""
         self._items.append(error)
-        self._arrived.set()
+        self._wake()
 
     async def next(self) -> Delta:
         """The next delta; raises the error that ended the stream."""
         while not self._items:
-            self._arrived.clear()
-            await self._arrived.wait()
+            # A future of its own: an asyncio.Event keeps a queue of waiters, and there is one.
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
         item = self._items.popleft()
         if isinstance(item, AtlasError):
             raise item
         return item
+
+    def _wake(self) -> None:
+        reader, self._reader = self._reader, None
+        if reader is not None and not reader.done():
+            reader.set_result(None)
 
 
 class _Client(ABC):

@@ -20,6 +20,7 @@ from atlas_core.vocab.errors import RequestError
 from atlas_core.vocab.messages import Delta, Ready, Thinking
 
 _ROLE = b'{"role":"assistant","content":""}'
+_NOTHING_ELSE = b'},"logprobs":null,"finish_reason":null}'
 
 
 class Chat:
@@ -90,6 +91,8 @@ class ChatChunks(Chunks):
         self._template = ChunkTemplate(_envelope(turn, "chat.completion.chunk"), usage_null=turn.include_usage)
         self._opened = [False] * len(turn.sequences)
         self._heads = [f'{{"index":{index},"delta":'.encode() for index in range(len(turn.sequences))]
+        self._texts = [head + b'{"content":' for head in self._heads]
+        self._plain = not turn.wants_logprobs and not turn.token_ids
         self._readers = [AnswerReader(turn.reading, turn.prompt_of(i).opening) for i in range(len(turn.sequences))]
 
     def chunk(self, index: int, delta: Delta) -> bytes:
@@ -102,6 +105,11 @@ class ChatChunks(Chunks):
         gained = [*reader.push(delta.text)]
         if delta.finish is not None:
             gained += reader.finish(cut=delta.finish == "length")
+        if len(gained) == 1 and self._plain and delta.finish is None and isinstance(gained[0], Text):
+            # Nearly every delta of nearly every stream.
+            return events + self._template.choice(
+                b"%b%b%b" % (self._texts[index], encode(gained[0].text), _NOTHING_ELSE)
+            )
         pieces = [_delta(event) for event in gained]
         if not pieces and ((delta.logprobs and self._turn.wants_logprobs) or (delta.tokens and self._turn.token_ids)):
             pieces = [{"content": ""}]
