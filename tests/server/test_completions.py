@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -108,7 +109,8 @@ def test_the_default_length_is_sixteen(serve):
         ({"prompt": None}, "prompt"),
         ({"prompt": "", "add_special_tokens": False}, "prompt"),
         ({"suffix": "x"}, "suffix"),
-        ({"best_of": 2}, "best_of"),
+        ({"best_of": 2, "stream": True}, "best_of"),
+        ({"best_of": 0}, "best_of"),
         ({"best_of": 1, "n": 2}, "best_of"),
         ({"logprobs": 6}, "logprobs"),
         ({"logprobs": True}, "logprobs"),
@@ -123,8 +125,33 @@ def test_what_is_refused(serve, more, param):
     assert (response.status_code, error["type"], error["param"]) == (400, "invalid_request_error", param)
 
 
-def test_best_of_may_equal_n(serve):
-    assert len(serve().complete(best_of=2, n=2).json()["choices"]) == 2
+def test_the_best_of_several(serve, kit):
+    """Answer j of a prompt is "j" and has the j-th of these means: the second and the last are the best."""
+    means = [-3.0, -1.0, -4.0, -2.0]
+
+    def answer(request):
+        number = request.sampling.seed - 10
+        made = kit.deltas(request, f"{number}")
+        assert request.sampling.logprobs is not None
+        return [
+            replace(delta, logprobs=tuple(replace(p, chosen=replace(p.chosen, logprob=means[number] + (-0.5 if n else 0.5))) for p in delta.logprobs))
+            for n, delta in enumerate(made)
+        ]  # fmt: skip
+
+    server = serve(kit.engine(answer=answer))
+
+    def texts(body):
+        assert [choice["index"] for choice in body["choices"]] == list(range(len(body["choices"])))
+        return [choice["text"] for choice in body["choices"]]
+
+    body = server.complete(prompt=["a", "b"], best_of=4, n=2, seed=10).json()
+    assert texts(body) == ["1", "3", "1", "3"]
+    assert [choice["logprobs"] for choice in body["choices"]] == [None] * 4
+    assert body["usage"]["completion_tokens"] == 2 * 4 * 2
+    body = server.complete(best_of=3, seed=10, logprobs=1, echo=False).json()
+    assert texts(body) == ["1"]
+    assert body["choices"][0]["logprobs"]["token_logprobs"] == [-0.5, -1.5]
+    assert len(server.engine.requests) == 8 + 3
 
 
 def test_a_missing_prompt(serve):

@@ -12,7 +12,6 @@ from atlas_core.server.structured import answer_grammar
 from atlas_core.server.translate import check_ids, check_prompt, split_prompts
 from atlas_core.server.turn import Output, Prompt, Turn, usage
 from atlas_core.text.grammar import check, whole_grammar
-from atlas_core.vocab.errors import RequestError
 from atlas_core.vocab.messages import Delta, Position, Ready, TokenLogprob
 
 
@@ -35,11 +34,6 @@ class Completions:
 
     def prompts(self, request: CompletionRequest, model: ServedModel, info: Ready) -> list[Prompt]:
         """Every prompt, from text or ids. An echo of ids shows control tokens too: it is what was sent."""
-        if request.best_of is not None and request.best_of != (request.n or 1):
-            raise RequestError(
-                "best_of is not supported", "answers are not ranked; it may only equal n", "leave best_of out",
-                kind="unsupported", field="best_of", code="unsupported_parameter",
-            )  # fmt: skip
         form = answer_grammar(request)
         grammar = "" if form is None else whole_grammar([form], None, "closed")
         if grammar:
@@ -65,7 +59,10 @@ class Completions:
         """A ``text_completion``."""
         return {
             **_envelope(turn),
-            "choices": [_choice(turn, index, output) for index, output in enumerate(outputs)],
+            "choices": [
+                {**_choice(turn, drawn, outputs[drawn]), "index": index}
+                for index, drawn in enumerate(_best(turn, outputs))
+            ],
             "usage": usage(outputs, turn.n),
         }
 
@@ -118,6 +115,19 @@ def _envelope(turn: Turn) -> dict[str, Any]:
         "id": turn.id, "object": "text_completion", "created": turn.created, "model": turn.model,
         "system_fingerprint": turn.fingerprint,
     }  # fmt: skip
+
+
+def _best(turn: Turn, outputs: Sequence[Output]) -> list[int]:
+    """The choices that are given: of each prompt's those whose tokens have the greatest mean log-probability, best first."""
+    if turn.kept is None or turn.kept == turn.n:
+        return list(range(len(outputs)))
+
+    def badness(choice: int) -> float:
+        chances = [position.chosen.logprob for position in outputs[choice].positions]
+        return -sum(chances) / len(chances) if chances else 0.0
+
+    groups = (range(first, first + turn.n) for first in range(0, len(outputs), turn.n))
+    return [choice for group in groups for choice in sorted(group, key=badness)[: turn.kept]]
 
 
 def _choice(turn: Turn, index: int, output: Output) -> dict[str, Any]:

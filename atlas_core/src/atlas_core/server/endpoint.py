@@ -23,7 +23,7 @@ from atlas_core.server.metrics import Metrics
 from atlas_core.server.options import ServerOptions
 from atlas_core.server.ports import ServedModel, Service
 from atlas_core.server.schema import Request, read_request, unknown_fields
-from atlas_core.server.translate import check_scores, sampling_params, sequences
+from atlas_core.server.translate import check_scores, drawn, only_ranked, sampling_params, sequences
 from atlas_core.server.turn import Output, Turn
 from atlas_core.vocab.errors import RequestError
 from atlas_core.vocab.sampling import SamplingParams
@@ -85,7 +85,7 @@ class Generation(Generic[R]):
         request, unknown = self._face.read(body)
         shared.unknown.tell(unknown)
         model = served_name(service.model, request.model, strict=shared.options.strict_model)
-        n = request.n or 1
+        n = drawn(request)
         capacity = service.engine.info.max_batch_size + shared.options.max_queue
         with shared.gate.enter(n * self._face.count(request), capacity) as places:
             answer = self._answer(service, places, model, request, arrival, scope, receive, send)
@@ -132,7 +132,7 @@ async def make_turn(face: Face[R], service: Service, model: str, request: R, arr
             "the request takes too long to prepare", f"{_MOST_PREPARATION_S} s have not been enough",
             "send a shorter prompt, or a simpler grammar", code="too_complex",
         ) from None  # fmt: skip
-    check_scores(prompts, n := request.n or 1, sampling)
+    check_scores(prompts, n := drawn(request), sampling)
     answer_id = face.id_prefix + uuid.uuid4().hex
     options = request.stream_options
     return Turn(
@@ -145,6 +145,8 @@ async def make_turn(face: Face[R], service: Service, model: str, request: R, arr
         prompt_logprobs=request.prompt_logprobs,
         reading=reading,
         stops=asked.stop,
+        kept=request.n or 1,
+        only_ranked=only_ranked(request),
     )  # fmt: skip
 
 

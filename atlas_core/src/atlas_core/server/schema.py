@@ -88,7 +88,7 @@ class ChatRequest(Request, kw_only=True):
 
 
 class CompletionRequest(Request, kw_only=True):
-    """``POST /v1/completions``. ``max_tokens`` is DEFAULT_COMPLETION_TOKENS unless given; ``best_of`` may only equal ``n``.
+    """``POST /v1/completions``. ``max_tokens`` is DEFAULT_COMPLETION_TOKENS unless given; Of ``best_of`` answers the best ``n`` are given.
 
     With ``echo`` or ``prompt_logprobs`` ``max_tokens`` may be 0. ``logprobs`` are then those of the prompt too.
     """
@@ -96,7 +96,7 @@ class CompletionRequest(Request, kw_only=True):
     max_tokens: NotNegative | None = None
     prompt: str | Annotated[list[str | int | list[int]], Meta(min_length=1)]
     echo: bool | None = None
-    best_of: Positive | None = None
+    best_of: Annotated[int, Meta(ge=1, le=MAX_N)] | None = None
     logprobs: Annotated[int, Meta(ge=0, le=MAX_LEGACY_LOGPROBS)] | None = None
     suffix: str | None = None
     add_special_tokens: bool | None = None

@@ -81,6 +81,31 @@ def sampling_params(request: Request, defaults: Mapping[str, float | int], info:
     )
 
 
+def ranked(request: Request) -> bool:
+    """Whether more answers are generated than are given."""
+    return isinstance(request, CompletionRequest) and request.best_of is not None and request.best_of > (request.n or 1)
+
+
+def drawn(request: Request) -> int:
+    """How many answers to each prompt are generated. Raises RequestError when the best of them cannot be given."""
+    n = request.n or 1
+    best_of = request.best_of if isinstance(request, CompletionRequest) else None
+    if best_of is None or best_of == n:
+        return n
+    if best_of < n:
+        raise _contradiction("best_of", f"{n} answers are asked for, and {best_of} would be generated")
+    if request.stream:
+        raise _contradiction(
+            "best_of", "which answer is the best is known when all are there, and a stream begins before"
+        )
+    return best_of
+
+
+def only_ranked(request: Request) -> bool:
+    """Whether answers have log-probabilities that nobody asked for, to be ranked by."""
+    return isinstance(request, CompletionRequest) and request.logprobs is None and ranked(request)
+
+
 def sequences(
     prompts: Sequence[Prompt], n: int, sampling: SamplingParams, answer_id: str, arrival: float
 ) -> tuple[Generate, ...]:
@@ -159,7 +184,7 @@ def _max_tokens(request: Request) -> int | None:
 
 def _logprobs(request: Request) -> int | None:
     if isinstance(request, CompletionRequest):
-        return request.logprobs
+        return 0 if only_ranked(request) else request.logprobs
     if not isinstance(request, ChatRequest) or not request.logprobs:
         if isinstance(request, ChatRequest) and request.top_logprobs:
             raise _contradiction("top_logprobs", "logprobs is not true")

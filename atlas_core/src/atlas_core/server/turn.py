@@ -31,6 +31,7 @@ class Turn:
 
     ``hidden`` are the tokens whose text answers do not show. ``created`` is Unix time, seconds. ``fingerprint`` identifies model, plugins and settings.
     ``prompt_logprobs`` is the number of alternatives in a list of that name. ``reading`` is how answers are taken apart into thoughts, text and calls. ``stops`` are the client's own stop strings.
+    Of the ``n`` answers to a prompt the best ``kept`` are given, all if that is None; ``only_ranked``: they have log-probabilities for that alone.
     """
 
     id: str
@@ -47,6 +48,8 @@ class Turn:
     prompt_logprobs: int | None = None
     reading: Reading = field(default_factory=Reading)
     stops: tuple[str, ...] = ()
+    kept: int | None = None
+    only_ranked: bool = False
 
     def prompt_of(self, choice: int) -> Prompt:
         """The prompt that a choice answers."""
@@ -55,7 +58,7 @@ class Turn:
     @property
     def wants_logprobs(self) -> bool:
         """Whether answers carry log-probabilities."""
-        return self.sequences[0].sampling.logprobs is not None
+        return self.sequences[0].sampling.logprobs is not None and not self.only_ranked
 
 
 @dataclass(slots=True)
