@@ -5,6 +5,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, get_args
 
 from atlas_core.vocab.errors import KernelError
@@ -193,6 +194,7 @@ def _parse(text: str, file: str) -> _Table:
         raise KernelError(f"{file} is not valid TOML: {error}", cure="Correct the syntax at that place.") from error
 
 
+@lru_cache(maxsize=4096)
 def parse_param(text: str) -> Param:
     """Read ``i32 hidden`` or ``ptr<const float> x``. Raises ValueError that says what is wrong."""
     match = _PARAM.fullmatch(text.strip())

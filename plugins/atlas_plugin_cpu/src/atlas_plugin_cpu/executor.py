@@ -44,9 +44,16 @@ class Modules:
     def __init__(self, library: KernelLibrary) -> None:
         self._library = library
         self._open: dict[str, ctypes.CDLL] = {}
+        self._kernels: dict[tuple[str, str], Kernel] = {}
 
     def kernel(self, module: str, entry: str) -> Kernel:
-        """Find and load an entry. Raises KernelError when it is absent or stale, or cannot be loaded here."""
+        """Find and load an entry, once. Raises KernelError when it is absent or stale, or cannot be loaded here."""
+        known = self._kernels.get((module, entry))
+        if known is None:
+            known = self._kernels[module, entry] = self._load(module, entry)
+        return known
+
+    def _load(self, module: str, entry: str) -> Kernel:
         found = self._library.find(module, entry)
         try:
             # CDLL lets go of the interpreter lock during a call.
