@@ -36,5 +36,5 @@ def test_every_origin(serve):
 
 def test_no_origin_unless_it_was_given(serve):
     server = serve()
-    assert preflight(server).status_code == 405
+    assert preflight(server).status_code == 403
     assert "access-control-allow-origin" not in server.http.get("/version", headers={"origin": PAGE}).headers

@@ -58,7 +58,7 @@ def test_a_client_that_leaves_while_it_sends(serve, kit):
     server = serve()
     host, port = server.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port))) as half:
-        half.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n{")
+        half.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000\r\n\r\n{")
     kit.until(lambda: 'endpoint="/v1/chat/completions",status="499"} 1.0' in server.http.get("/metrics").text)
     assert server.chat().status_code == 200
 

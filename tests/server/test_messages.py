@@ -365,7 +365,9 @@ def test_no_room(server, kit):
     running = server("", engine=kit.engine(slots=1, prefill=5.0), max_queue=0)
     with socket.create_connection(("127.0.0.1", int(running.url.rpartition(":")[2]))) as first:
         body = json.dumps({"max_tokens": 9, "messages": [USER]}).encode()
-        first.sendall(b"POST /v1/messages HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body))
+        first.sendall(
+            b"POST /v1/messages HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
+        )
         kit.until(lambda: running.engine.running == 1)
         refused = post(running, stream=True)
         assert (refused.status_code, refused.json()["error"]["type"]) == (429, "rate_limit_error")

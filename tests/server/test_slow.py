@@ -51,7 +51,7 @@ def test_a_dripping_head_is_cut_off(serve):
     server = serve()
     started = time.monotonic()
     with connect(server) as one:
-        said = drip(one, [b"GET /version HTTP/1.1\r\nhost: x\r\n", b"x-a: b\r\n"])
+        said = drip(one, [b"GET /version HTTP/1.1\r\nhost: localhost\r\n", b"x-a: b\r\n"])
     assert said.startswith(b"HTTP/1.1 408 ")
     assert time.monotonic() - started < 2
     assert server.http.get("/version").status_code == 200
@@ -66,10 +66,10 @@ def test_a_connection_that_says_nothing_is_closed(serve):
 @pytest.mark.usefixtures("impatient")
 def test_the_second_request_of_a_connection_has_a_limit_too(serve):
     with connect(serve()) as one:
-        one.sendall(b"GET /version HTTP/1.1\r\nhost: x\r\n\r\n")
+        one.sendall(b"GET /version HTTP/1.1\r\nhost: localhost\r\n\r\n")
         assert answer(one).startswith(b"HTTP/1.1 200 ")
         time.sleep(0.5)  # between requests there is another, longer limit
-        one.sendall(b"GET /version HTTP/1.1\r\nhost: x\r\n\r\n")
+        one.sendall(b"GET /version HTTP/1.1\r\nhost: localhost\r\n\r\n")
         assert answer(one).startswith(b"HTTP/1.1 200 ")
         assert drip(one, [b"GET /ver", b"s"]).startswith(b"HTTP/1.1 408 ")
 
@@ -77,7 +77,7 @@ def test_the_second_request_of_a_connection_has_a_limit_too(serve):
 @pytest.mark.usefixtures("impatient")
 def test_a_body_that_nobody_reads_is_cut_off(serve):
     with connect(serve()) as one:
-        head = b"POST /nowhere HTTP/1.1\r\nhost: x\r\ncontent-length: 100000\r\n\r\n"
+        head = b"POST /nowhere HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100000\r\n\r\n"
         one.sendall(head)
         assert answer(one).startswith(b"HTTP/1.1 404 ")
         assert drip(one, [b"x"]) == b""
@@ -94,7 +94,7 @@ def test_a_long_answer_is_not_cut_off(serve, kit):
 def test_a_dripping_body_is_cut_off(serve):
     server = serve(body_timeout=0.3)
     with connect(server) as one:
-        head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100000\r\n\r\n"
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100000\r\n\r\n"
         said = drip(one, [head, b"x"])
     assert said.startswith(b"HTTP/1.1 408 ")
     assert b"request_timeout" in said
@@ -127,7 +127,7 @@ def test_a_client_that_reads_nothing_is_cut_off(serve, kit, monkeypatch):
     with socket.socket() as one:
         one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         one.connect(("127.0.0.1", int(server.url.rpartition(":")[2])))
-        head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+        head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n"
         one.sendall(head.encode() + body)
         kit.until(lambda: server.engine.aborted, 20)
     assert server.engine.running == 0
@@ -146,7 +146,7 @@ def test_headers_have_limits(serve, count, size, status):
 def test_streams_are_framed_as_the_version_wants_it(serve, kit, version, chunked):
     body = json.dumps({"prompt": "x", "stream": True, "max_tokens": 100}).encode()
     with connect(serve()) as one:
-        head = f"POST /v1/completions HTTP/{version}\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
+        head = f"POST /v1/completions HTTP/{version}\r\nhost: localhost\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
         one.sendall(head.encode() + body)
         said = b""
         while data := one.recv(65536):
@@ -163,3 +163,22 @@ def test_streams_are_framed_as_the_version_wants_it(serve, kit, version, chunked
     events = [line[6:] for line in (plain or rest).split(b"\n\n") if line.startswith(b"data: ")]
     assert events.pop() == b"[DONE]"
     assert "".join(choice["text"] for event in events for choice in json.loads(event)["choices"]) == kit.answer
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"hello\r\n\r\n",
+        b"GET / HTTP/1.1\r\nx: " + b"y" * 80_000,
+        b"GET /caf\xc3\xa9 HTTP/1.1\r\nhost: localhost\r\n\r\n",
+    ],
+)
+def test_what_is_no_http_is_refused_like_everything_else(serve, said):
+    server = serve()
+    with connect(server) as one:
+        one.sendall(said)
+        head, _, body = answer(one).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 400 ")
+        assert json.loads(body)["error"]["code"] == "invalid_http"
+        assert one.recv(10) == b""
+    assert server.http.get("/version").status_code == 200

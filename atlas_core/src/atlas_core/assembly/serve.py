@@ -32,7 +32,8 @@ def serve(settings: Settings, registry: Registry, reporter: Reporter, engine: En
     """
     if not settings.model:
         raise UsageError("no model is named", "a server serves one", "atlas serve MODEL; try atlas serve smollm2")
-    options = ServerOptions.of(settings)
+    listener = bind_socket(settings.bind, settings.port)
+    options = replace(ServerOptions.of(settings), loopback=is_loopback(listener))
     if options.tls is not None:
         check_tls(*options.tls)
     limits = StoreLimits(settings.store_max_entries, settings.store_max_bytes, settings.store_retention * _DAY_S)
@@ -41,8 +42,7 @@ def serve(settings: Settings, registry: Registry, reporter: Reporter, engine: En
     application = Application(
         lambda progress: bring_up(settings, registry, engine, progress), options, reporter, store, tracing
     )
-    listener = bind_socket(settings.bind, settings.port)
-    if not application.keys.asks and not is_loopback(listener):
+    if not application.keys.asks and not options.loopback:
         reporter.notice(
             f"warning: anybody who reaches {settings.bind} port {listener.getsockname()[1]} can use this server, for it asks for no "
             "key (--api-keys-file)"

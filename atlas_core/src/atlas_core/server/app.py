@@ -20,6 +20,7 @@ from atlas_core.server.auth import KeyGuard, RateGuard
 from atlas_core.server.background import in_background
 from atlas_core.server.boundary import Boundary, Tracing, json_response, record_of
 from atlas_core.server.bounds import Bounds
+from atlas_core.server.browsers import BrowserGuard
 from atlas_core.server.chat import Chat
 from atlas_core.server.completions import Completions
 from atlas_core.server.embeddings import Embeddings
@@ -98,6 +99,10 @@ class Application:
             Middleware(Bounds, body_timeout=options.body_timeout, clock=clock),
             Middleware(KeyGuard, keys=self.keys, table=table),
         ]
+        if not self.keys.asks:
+            layers.append(
+                Middleware(BrowserGuard, origins=options.cors_origins, table=table, loopback=options.loopback)
+            )
         if options.rates.requests is not None or options.rates.tokens is not None:
             layers.append(Middleware(RateGuard, limiter=RateLimiter(options.rates), table=table, clock=clock))
         if options.cors_origins:

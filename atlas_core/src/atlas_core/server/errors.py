@@ -27,6 +27,7 @@ TABLE: Mapping[str, Answer] = MappingProxyType(
         "RequestError.invalid": Answer(400, "invalid_request_error"),
         "RequestError.unsupported": Answer(400, "invalid_request_error", "unsupported"),
         "RequestError.unauthorized": Answer(401, "authentication_error", "invalid_api_key"),
+        "RequestError.forbidden": Answer(403, "permission_error", "forbidden"),
         "RequestError.not_found": Answer(404, "not_found_error", "not_found"),
         "RequestError.not_allowed": Answer(405, "invalid_request_error", "method_not_allowed"),
         "RequestError.too_slow": Answer(408, "invalid_request_error", "request_timeout"),

@@ -16,6 +16,7 @@ class ServerOptions:
     JSON object a request instead of a line of text. ``api_keys_file`` has further keys; ``public_metrics`` are read without one.
     ``rates`` are those of one client. ``cors_origins`` are the origins whose pages may ask, ``*`` being all.
     ``metrics_aliases`` name other servers whose names of metrics are told beside our own.
+    ``loopback``: only this machine can reach the server.
     ``tls`` are the paths of a chain of certificates and of its key. ``settings`` is what the operator may look up.
     """
 
@@ -32,6 +33,7 @@ class ServerOptions:
     body_timeout: float = 60.0
     cors_origins: tuple[str, ...] = ()
     metrics_aliases: tuple[str, ...] = ()
+    loopback: bool = True
     tls: tuple[Path, Path] | None = None
     settings: Settings | None = None
 

@@ -2,14 +2,32 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from http import HTTPStatus
 from typing import Any
 
 import h11
+import msgspec
 from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from atlas_core.server.errors import answer_to, error_object
+from atlas_core.vocab.errors import RequestError
 
 HEADER_TIMEOUT_S = 20.0
 WRITE_TIMEOUT_S = 60.0
-_TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+
+
+def _refusal(error: RequestError) -> bytes:
+    """A whole answer, for requests that never become one of the application's."""
+    answer = answer_to(error)
+    body = msgspec.json.encode(error_object(error))
+    head = f"HTTP/1.1 {answer.status} {HTTPStatus(answer.status).phrase}\r\ncontent-type: application/json\r\n"
+    return head.encode() + f"content-length: {len(body)}\r\nconnection: close\r\n\r\n".encode() + body
+
+
+_TOO_SLOW = _refusal(RequestError("the request did not come in time", "its head took too long", "", kind="too_slow"))
+_NO_HTTP = _refusal(
+    RequestError("the request is not understood", "it is no HTTP/1.1, or its head is too long", "", code="invalid_http")
+)
 
 
 class PatientProtocol(H11Protocol):
@@ -51,6 +69,12 @@ class PatientProtocol(H11Protocol):
         if self.cycle is not None and self.cycle is not before:
             # The application has not begun yet; it will look the method up when it does.
             self.cycle.send = _Pieces(self.cycle, self.cycle.send).send  # type: ignore[method-assign]
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is no HTTP, as everything is refused."""
+        if self.cycle is None or not self.cycle.response_started or self.cycle.response_complete:
+            self.transport.write(_NO_HTTP)
+        self.transport.close()
 
     def on_response_complete(self) -> None:
         """An answer is out."""

@@ -52,7 +52,7 @@ class Operation:
         """Every status of an error that it can answer with, ascending."""
         found = {HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, HTTPStatus.INTERNAL_SERVER_ERROR, *self.statuses}
         if not self.open:
-            found.add(HTTPStatus.UNAUTHORIZED)
+            found |= {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}
         if self.metered and not self.open:
             found.add(HTTPStatus.TOO_MANY_REQUESTS)
         if self.body is not None:

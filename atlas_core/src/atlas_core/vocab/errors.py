@@ -74,7 +74,7 @@ class EngineError(AtlasError):
 class RequestError(AtlasError):
     """One request is wrong or cannot be served now.
 
-    ``kind`` is one of invalid, unauthorized, not_found, not_allowed, too_large, headers_too_large, too_slow, overloaded, unsupported,
+    ``kind`` is one of invalid, unauthorized, forbidden, not_found, not_allowed, too_large, headers_too_large, too_slow, overloaded, unsupported,
     not_implemented; each face maps it to a status. ``field`` is the JSON path of the offending field, ``code`` a stable machine-readable word,
     ``retry_after`` seconds (for overloaded).
     """
