@@ -109,6 +109,12 @@ def test_events_that_nobody_kept(server, kit):
     ended(server, kit, name)
 
 
+def test_queries_that_say_nothing(server):
+    name = post(server, background=False).json()["id"]
+    error = server.http.get(f"/v1/responses/{name}", params={"stream": "maybe"})
+    assert (error.status_code, error.json()["error"]["param"]) == (400, "stream")
+
+
 def test_room_is_counted(server, kit):
     names = [post(server).json()["id"] for _ in range(12)]
     full = post(server)
@@ -148,6 +154,16 @@ def test_draining_waits_for_it(serve, kit):
     store = server.app._store
     record = asyncio.run(store.load("nobody", "response", name))
     assert record.body["status"] == "completed"
+
+
+def test_one_that_outlasts_the_draining_has_failed(serve, kit):
+    server = serve(kit.engine(delay=0.05), drain_timeout=0.2)
+    name = post(server).json()["id"]
+    kit.until(lambda: server.engine.running)
+    server.server._loop.call_soon_threadsafe(server.server._on_signal, 15)
+    server.thread.join(10)
+    record = asyncio.run(server.app._store.load("nobody", "response", name))
+    assert (record.body["status"], record.body["error"]["code"]) == ("failed", "server_error")
 
 
 def test_one_that_a_server_left_behind_has_failed(serve, kit):

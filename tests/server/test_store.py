@@ -4,6 +4,8 @@ import asyncio
 import re
 import sqlite3
 import stat
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import openai
@@ -253,6 +255,27 @@ def test_a_file_that_fails_later_is_told_to_the_client(tmp_path):
         do(store.load("me", "response", "r"))
     store._closed = True
     store._thread.shutdown()
+
+
+def test_a_slow_disk_holds_nobody_up(serve, tmp_path, monkeypatch):
+    store = open_store(str(tmp_path / "s.db"), StoreLimits())
+    server = serve(store=store)
+    pause, asked = threading.Event(), threading.Event()
+    real = store._database.save
+
+    def slow(*arguments):
+        asked.set()
+        assert pause.wait(10)
+        real(*arguments)
+
+    monkeypatch.setattr(store._database, "save", slow)
+    with ThreadPoolExecutor(1) as other:
+        waiting = other.submit(server.http.post, "/v1/responses", json={"input": "hi"})
+        assert asked.wait(5)
+        assert server.complete().status_code == 200
+        assert not waiting.done()
+        pause.set()
+        assert waiting.result().json()["status"] == "completed"
 
 
 @settings(deadline=None)

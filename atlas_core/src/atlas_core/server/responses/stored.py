@@ -40,9 +40,12 @@ class StoredResponses:
     async def retrieve(self, request: Request) -> Response:
         """The response; with ``stream=true`` its events, from the one behind ``starting_after`` on. Raises RequestError."""
         owner, asked = owner_of(request.scope), request.path_params["id"]
-        record = await self._record(owner, asked)
-        if request.query_params.get("stream", "false").lower() != "true":
-            return json_response(self._body(owner, record))
+        stream = request.query_params.get("stream", "false").lower()
+        if stream not in ("true", "false"):
+            raise invalid("stream", "it is neither true nor false")
+        if stream == "false":
+            return json_response(await self._current(owner, asked))
+        await self._record(owner, asked)
         job = self._jobs.find(owner, asked)
         if job is None or job.log is None:
             raise RequestError(
@@ -78,8 +81,7 @@ class StoredResponses:
         job = self._jobs.running(owner, asked)
         if job is not None:
             await job.stop()
-            record = await self._record(owner, asked)
-        return json_response(self._body(owner, record))
+        return json_response(await self._current(owner, asked))
 
     async def input_items(self, request: Request) -> Response:
         """A page of the items that the response answers, those of earlier turns included. Raises RequestError."""
@@ -108,10 +110,12 @@ class StoredResponses:
             )  # fmt: skip
         return record
 
-    def _body(self, owner: str, record: Record) -> Mapping[str, Any]:
+    async def _current(self, owner: str, asked: str) -> Mapping[str, Any]:
         """The object as it stands now, which for a running job is not in the store yet."""
+        # The job first: one that ends meanwhile has put its response into the store before.
+        job = self._jobs.find(owner, asked)
+        record = await self._record(owner, asked)
+        if job is not None:
+            return job.body
         body = {**record.body, "output": record.items[record.inputs :]}
-        if record.body["status"] in ENDED:
-            return body
-        job = self._jobs.find(owner, record.id)
-        return {**body, "status": "failed", "error": _LOST} if job is None else job.body
+        return body if record.body["status"] in ENDED else {**body, "status": "failed", "error": _LOST}
