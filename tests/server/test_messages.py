@@ -1,5 +1,6 @@
 """``/v1/messages`` over HTTP: what goes into the prompt, what comes out streamed and whole, and how errors are told."""
 
+import asyncio
 import json
 import socket
 import time
@@ -14,6 +15,7 @@ from atlas_core.server.answer import Reading
 from atlas_core.server.errors import anthropic_error
 from atlas_core.server.messages.content import signature
 from atlas_core.server.messages.face import Messages
+from atlas_core.server.rates import Rates
 from atlas_core.server.turn import Output, Prompt, Turn
 from atlas_core.text.dialect.dialects import Hermes, Think
 from atlas_core.text.template import ChatTemplate
@@ -381,6 +383,25 @@ def test_a_server_that_is_faulted(server):
     found = post(running)
     assert (found.status_code, found.json()["error"]["type"]) == (503, "api_error")
     assert found.headers["x-should-retry"] == "false"
+
+
+def test_what_stands_before_the_endpoint_tells_errors_in_its_way_too(server):
+    running = server("x", rates=Rates(requests=1))
+    assert post(running).status_code == 200
+    for path in ("/v1/messages", "/v1/messages/count_tokens"):
+        refused = post(running, path)
+        assert (refused.status_code, refused.json()["error"]["type"]) == (429, "rate_limit_error")
+        assert refused.json()["request_id"] == refused.headers["request-id"]
+        assert int(refused.headers["retry-after"]) > 1
+
+
+def test_a_server_that_is_loading(serve):
+    async def long(on_progress):
+        await asyncio.sleep(60)
+
+    found = post(serve(bring_up=long, state="loading"))
+    assert (found.status_code, found.json()["error"]["type"]) == (503, "overloaded_error")
+    assert "retry-after" in found.headers
 
 
 def test_a_stream_that_breaks_off(server, kit):
