@@ -6,6 +6,8 @@ import socket
 import time
 from dataclasses import replace
 
+import anthropic
+import pydantic
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -302,6 +304,18 @@ def test_an_answer_of_a_given_form(server):
         },
     )
     assert running.engine.requests[-1].grammar != ""
+
+
+def test_the_sdk_parses_an_answer_of_a_given_form(server):
+    class Weather(pydantic.BaseModel):
+        town: str
+        degrees: list[int]
+
+    running = server('{"town": "Graz", "degrees": [1, 2]}')
+    with anthropic.Anthropic(base_url=running.url, api_key="k", max_retries=0) as client:
+        found = client.messages.parse(model="tiny", max_tokens=99, messages=[USER], output_format=Weather)
+        assert found.parsed_output == Weather(town="Graz", degrees=[1, 2])
+    assert "degrees" in running.engine.requests[-1].grammar
 
 
 @pytest.mark.parametrize(
