@@ -33,6 +33,7 @@ KEY_HEADS, VALUE_HEADS, DIM = 16, 32, 128
 CHANNELS, VALUES = (2 * KEY_HEADS + VALUE_HEADS) * DIM, VALUE_HEADS * DIM
 BF16, F32, I32 = DType.BF16, DType.F32, DType.I32
 KINDS = {BF16: ml_dtypes.bfloat16, F32: np.float32, I32: np.int32}
+STEPS = ("linear_attention_step_4", "linear_attention_step_2", "linear_attention_step_1", "linear_attention_rows")
 _OP_ATTRS = {"key_heads": KEY_HEADS, "value_heads": VALUE_HEADS, "key_dim": DIM, "value_dim": DIM, "scale": DIM**-0.5}
 
 
@@ -134,7 +135,7 @@ class Lab:
         operands = {"x": "attended", "gate": "gate", "weight": "norm_weight", "y": "y"}
         return self.launches("gated_rms_norm", "gated_rms_norm", operands, {"eps": 1e-6}, 0)
 
-    def step(self, slices: int, layer: int) -> list[Any]:
+    def step(self, name: str, layer: int) -> list[Any]:
         """All of it in one launch."""
         names = (
             "qkv",
@@ -151,7 +152,7 @@ class Lab:
             "y",
         )
         attrs = {**_OP_ATTRS, "unit_heads": 2 * KEY_HEADS, "l2_eps": 1e-6, "norm_eps": 1e-6}
-        return self.launches("linear_attention_step", f"linear_attention_step_{slices}", _same(names), attrs, layer)
+        return self.launches("linear_attention_step", name, _same(names), attrs, layer)
 
     def run(self, launches: Iterable[Any]) -> None:
         """Once, and wait."""
@@ -218,10 +219,10 @@ def check(backend: Any, prompt: int) -> None:
     print("a decode step of five sequences, in one launch and in pieces")
     lab.run([*lab.conv(0), *lab.delta("gated_delta_rule", 0), *lab.norm()])
     want, state, conv = (lab.read(name) for name in ("y", "state", "conv_state"))
-    for slices in (4, 2, 1):
+    for name in STEPS:
         lab.refill()
-        lab.run(lab.step(slices, 0))
-        _differ(f"results, {slices} slices", want, lab.read("y"))
+        lab.run(lab.step(name, 0))
+        _differ(f"results, {name}", want, lab.read("y"))
         _differ("states", state, lab.read("state"))
         _differ("inputs", conv, lab.read("conv_state"))
     lab.close()
@@ -230,21 +231,20 @@ def check(backend: Any, prompt: int) -> None:
 def decode(backend: Any, bandwidth: float) -> None:
     """The fused step by batch and slices."""
     print("decode, a node: microseconds, TB/s of states, share of bandwidth")
-    for batch, layers in ((1, 60), (8, 24), (64, 4)):
+    for batch, layers in ((1, 60), (2, 60), (4, 40), (8, 24), (16, 12), (64, 4)):
         lab = Lab(backend, batch, 1, layers, 1000)
         nbytes = 2 * (prod(lab.specs["state"].shape) + prod(lab.specs["conv_state"].shape)) * 4 / layers
-        for slices in (4, 2, 1):
-            us = lab.timed([launch for layer in range(layers) for launch in lab.step(slices, layer)]) / layers
+        for name in STEPS:
+            us = lab.timed([launch for layer in range(layers) for launch in lab.step(name, layer)]) / layers
             rate = nbytes / us / 1e6
-            print(
-                f"  batch {batch:>3}, {slices} slices: {us:8.2f} us  {rate:5.2f} TB/s  {100 * rate / bandwidth:5.1f} %"
-            )
+            print(f"  batch {batch:>3}, {name:<24} {us:8.2f} us  {rate:5.2f} TB/s  {100 * rate / bandwidth:5.1f} %")
         parts = [
             launch
             for layer in range(layers)
             for launch in (*lab.conv(layer), *lab.delta("gated_delta_rule", layer), *lab.norm())
         ]
-        print(f"  batch {batch:>3}, in pieces: {lab.timed(parts) / layers:8.2f} us")
+        if batch in (1, 8, 64):
+            print(f"  batch {batch:>3}, {'in pieces':<24} {lab.timed(parts) / layers:8.2f} us")
         lab.close()
 
 

@@ -68,7 +68,7 @@ def test_scratch_holds_the_chunks_of_every_division_of_the_tokens() -> None:
     bucket = Bucket(2048, 4, 4, 8, 2048)
     step = next(step for step in planned(REAL, bucket).steps if step.need.op == "gated_delta_rule")
     most = 2048 // 64 + 2 * 4
-    assert step.implementation.scratch_bytes(step.need) == most * 32 * (2 * 64 * 64 * 2 + 64 * 4)
+    assert step.implementation.scratch_bytes(step.need) == most * 32 * (2 * 64 * 64 * 2 + 2 * 64 * 4)
     # Rows that begin and end within chunks: (position, tokens).
     for rows in ([(63, 2), (1, 2042), (0, 1), (64, 3)], [(63, 512)] * 4, [(62, 3), (63, 65), (63, 66), (1, 1914)]):
         assert sum(tokens for _, tokens in rows) <= 2048

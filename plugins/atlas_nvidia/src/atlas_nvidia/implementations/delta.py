@@ -23,7 +23,8 @@ _SIZES = ("key_heads", "value_heads", "key_dim", "value_dim")
 CHUNK = 64
 SLICES = 4
 _TILES = 2 * CHUNK * CHUNK * 2
-"""Bytes that delta_prepare leaves for each chunk and value head, beside CHUNK float32."""
+_DECAYS = 2 * CHUNK * 4
+"""Bytes that delta_prepare leaves for each chunk and value head."""
 
 
 class _DeltaRule(Implementation):
@@ -81,14 +82,15 @@ class Recurrent(_DeltaRule):
 
 
 class Chunked(_DeltaRule):
-    """Two launches: what the chunks of a prompt are by themselves, then the states along each row (delta_chunks.cu)."""
+    """Two launches: what the chunks of a prompt are by themselves, then the states along each row."""
 
-    name, module, entry = "gated_delta_rule_chunks", "delta_chunks", "delta_states"
+    name, module, entry = "gated_delta_rule_chunks", "delta_states", "delta_states"
     rank = 20
 
     def __init__(self, element: DType = DType.BF16) -> None:
         super().__init__(element)
-        self.kernels = tuple((self.module, entry) for entry in ("delta_prepare", "delta_states"))
+        prepare = self.module.replace("states", "prepare")
+        self.kernels = ((prepare, "delta_prepare"), (self.module, "delta_states"))
 
     def refusals(self, need: OpNeed) -> list[str]:
         """See Implementation."""
@@ -101,7 +103,7 @@ class Chunked(_DeltaRule):
     def scratch_bytes(self, need: OpNeed) -> int:
         """See OpImplementation."""
         chunks: int = _chunks(need) * need.attrs["value_heads"]
-        return chunks * (_TILES + 4 * CHUNK)
+        return chunks * (_TILES + _DECAYS)
 
     def bind(self, need: OpNeed, context: BindContext) -> Sequence[Launch]:
         """See OpImplementation."""
@@ -116,11 +118,11 @@ class Chunked(_DeltaRule):
             layer_of(need, context), *addresses(context, "y"), *sizes,
         ]  # fmt: skip
         one = Geometry((chunks, heads, 1), (128, 1, 1), _PREPARE_BYTES)
-        other = Geometry((SLICES, heads, need.sequences), (128, 1, 1), _states_bytes(need))
+        other = Geometry((SLICES, heads, need.sequences), (256, 1, 1), _states_bytes(need))
         backend, attributes = context.backend, LaunchAttrs(overlap=True)
         return tuple(
-            backend.prepare_launch(backend.kernel(self.module, entry), geometry, args, attributes)
-            for entry, geometry, args in (("delta_prepare", one, prepare), ("delta_states", other, states))
+            backend.prepare_launch(backend.kernel(*kernel), geometry, args, attributes)
+            for kernel, geometry, args in zip(self.kernels, (one, other), (prepare, states), strict=True)
         )
 
 
@@ -134,10 +136,10 @@ _PREPARE_BYTES = 2 * _KEYS + 4 * (CHUNK * (CHUNK + 4) + 2 * CHUNK)
 
 
 def _states_bytes(need: OpNeed) -> int:
-    """Stages of keys, queries, tiles, values and decays, and what warps give one another: as in delta_chunks.cu."""
-    stage = 2 * _KEYS + _TILES + CHUNK * (DIM // SLICES) * 2 + 4 * CHUNK
+    """Stages of keys, queries, tiles, values and decays, and what warps give one another: as in delta_states.cu."""
+    stage = 2 * _KEYS + _TILES + CHUNK * (DIM // SLICES) * 2 + _DECAYS
     stages = 2 if need.arch == "sm_90a" else 1
-    return stages * stage + 2 * 12 * 32 * 16
+    return stages * stage + 2 * 20 * 32 * 16
 
 
 ALL: tuple[OpImplementation, ...] = tuple(make(element) for element in ELEMENTS for make in (Recurrent, Chunked))

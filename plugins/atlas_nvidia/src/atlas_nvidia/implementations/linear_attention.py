@@ -25,6 +25,8 @@ WIDTH = 4
 """Taps of the convolutions that there are kernels for (causal_conv.cu)."""
 DIM = 128
 """Size of the heads of linear_attention.cu."""
+MANY = 4
+"""Sequences from which on whole heads are faster than slices of them (docs/measured-facts.md)."""
 MAX_CLUSTER = 8
 """Blocks of a cluster that every device with clusters can hold together."""
 _RUN = 16
@@ -154,24 +156,12 @@ class GatedRmsNorm(_HeadRows):
         return self.rows(need, context, *operands, *sizes, vector_type(need, "weight"))
 
 
-class LinearAttentionStep(Implementation):
-    """One token a sequence, heads of 128; ``slices`` blocks of a cluster share out the values of a head.
+class _Step(Implementation):
+    """One token a sequence, heads of 128. The value heads of a key head are one cluster, of ``slices`` blocks each."""
 
-    More slices finish a single sequence sooner. The value heads of a key head are one cluster, of 8 blocks at most.
-    """
-
-    op, entry = "linear_attention_step", "linear_attention_step"
-
-    def __init__(self, slices: int, element: DType = DType.BF16) -> None:
-        self.slices = slices
-        self.name = f"linear_attention_step_{slices}"
-        self.module = "linear_attention" if slices == 4 else f"linear_attention_{slices}"
-        super().__init__(element)
-
-    def supports(self, need: OpNeed) -> Verdict:
-        """See OpImplementation. The rank grows with the number of blocks."""
-        reasons = self.refusals(need)
-        return Verdict.no(*reasons) if reasons else Verdict.yes(50 + self.slices)
+    op = "linear_attention_step"
+    slices: int
+    shared = 0
 
     def refusals(self, need: OpNeed) -> list[str]:
         """See Implementation."""
@@ -206,13 +196,52 @@ class LinearAttentionStep(Implementation):
             i32(attrs["slot_stride"]), *(f32(attrs[name]) for name in ("scale", "l2_eps", "norm_eps")),
             *(vector_type(need, name) for name in ("filters", "a_log", "dt_bias", "norm_weight")),
         ]  # fmt: skip
-        # 8 keys of 4 values a thread.
-        geometry = Geometry((blocks, attrs["key_heads"], need.sequences), (512 // self.slices, 1, 1))
+        geometry = Geometry((blocks, attrs["key_heads"], need.sequences), (self.threads, 1, 1), self.shared)
         return self.launch(context, geometry, args, cluster=(blocks, 1, 1))
+
+    @property
+    def threads(self) -> int:
+        """Of a block."""
+        raise NotImplementedError
 
     def _blocks(self, need: OpNeed) -> int:
         blocks: int = self.slices * (need.attrs["value_heads"] // need.attrs["key_heads"])
         return blocks
+
+
+class SlicedStep(_Step):
+    """``slices`` blocks share out the values of a head, and keep the state in registers: few sequences are done soonest."""
+
+    entry = "linear_attention_step"
+
+    def __init__(self, slices: int, element: DType = DType.BF16) -> None:
+        self.slices = slices
+        self.name = f"linear_attention_step_{slices}"
+        self.module = "linear_attention" if slices == 4 else f"linear_attention_{slices}"
+        super().__init__(element)
+
+    def supports(self, need: OpNeed) -> Verdict:
+        """See OpImplementation. The rank grows with the number of blocks."""
+        reasons = self.refusals(need)
+        return Verdict.no(*reasons) if reasons else Verdict.yes(50 + self.slices)
+
+    @property
+    def threads(self) -> int:
+        """8 keys of 4 values each."""
+        return 512 // self.slices
+
+
+class WholeStep(_Step):
+    """A block has a whole head, its state in shared memory, and a processor three of them: many sequences keep memory busy."""
+
+    name, module, entry = "linear_attention_rows", "linear_attention_rows", "linear_attention_rows"
+    slices, threads = 1, 256
+    shared = 4 * DIM * DIM + 4 * (8 * 2 * DIM + 3 * DIM + 8 * 3)
+
+    def supports(self, need: OpNeed) -> Verdict:
+        """See OpImplementation. The rank depends on the number of sequences."""
+        reasons = self.refusals(need)
+        return Verdict.no(*reasons) if reasons else Verdict.yes(60 if need.sequences >= MANY else 40)
 
 
 ALL: tuple[OpImplementation, ...] = tuple(
@@ -220,6 +249,7 @@ ALL: tuple[OpImplementation, ...] = tuple(
     for element in ELEMENTS
     for each in (
         *(make(element) for make in (CausalConv1d, ConvL2Norm, L2Norm, GatedRmsNorm)),
-        *(LinearAttentionStep(slices, element) for slices in (4, 2, 1)),
+        *(SlicedStep(slices, element) for slices in (4, 2, 1)),
+        WholeStep(element),
     )
 )

@@ -8,6 +8,7 @@ using namespace atlas;
 namespace {
 
 constexpr int TAPS = 4, BEFORE = TAPS - 1, VECTOR = 8, THREADS = 128;
+constexpr int AHEAD = 4;  // tokens that are asked for at once
 
 // Finish: (token, column, values) → void; all threads of a block call it for the same tokens, those of columns that
 // do not exist too.
@@ -55,19 +56,29 @@ __device__ void convolve(const int32_t* counts, const uint16_t* x, const void* w
             if (real) store_floats(state + row.out * apart + static_cast<int64_t>(i) * channels + column, kept[i]);
         }
     }
-    for (int index = first; index < last; ++index) {
-        input(index, window[BEFORE]);
-        float v[VECTOR];
+    for (int index = first; index < last; index += AHEAD) {
+        uint4 raw[AHEAD];
 #pragma unroll
-        for (int i = 0; i < VECTOR; ++i) {
-            float sum = 0.0f;
-#pragma unroll
-            for (int tap = 0; tap < TAPS; ++tap) sum += window[tap][i] * taps[i * TAPS + tap];
-            v[i] = silu(sum);
-#pragma unroll
-            for (int tap = 0; tap < BEFORE; ++tap) window[tap][i] = window[tap + 1][i];
+        for (int ahead = 0; ahead < AHEAD; ++ahead) {
+            const bool wanted = real && index + ahead < last;
+            raw[ahead] = wanted ? load16(x + static_cast<int64_t>(row.first + index + ahead) * channels + column) : zero16();
         }
-        finish(row.first + index, column, v);
+#pragma unroll
+        for (int ahead = 0; ahead < AHEAD; ++ahead) {
+            if (index + ahead >= last) break;
+            unpack(raw[ahead], window[BEFORE]);
+            float v[VECTOR];
+#pragma unroll
+            for (int i = 0; i < VECTOR; ++i) {
+                float sum = 0.0f;
+#pragma unroll
+                for (int tap = 0; tap < TAPS; ++tap) sum += window[tap][i] * taps[i * TAPS + tap];
+                v[i] = silu(sum);
+#pragma unroll
+                for (int tap = 0; tap < BEFORE; ++tap) window[tap][i] = window[tap + 1][i];
+            }
+            finish(row.first + index + ahead, column, v);
+        }
     }
 }
 

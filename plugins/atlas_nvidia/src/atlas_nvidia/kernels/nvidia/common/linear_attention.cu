@@ -58,12 +58,11 @@ linear_attention_step(const int32_t* counts, const uint16_t* qkv, const uint16_t
     admit_successor();
     const int rank = blockIdx.x, ranks = gridDim.x, key_head = blockIdx.y;
     const int head = key_head * (value_heads / key_heads) + rank / SLICES, slice = rank % SLICES;
-    const bool live = static_cast<int>(blockIdx.z) < counts[ATLAS_SEQUENCES];
-    if (!live || cu_q[blockIdx.z + 1] == cu_q[blockIdx.z]) {
+    const StateRow row = live_row(counts, cu_q, row_slot, slots, slot_stride, blockIdx.z);
+    if (row.tokens == 0) {
         wait_for_predecessor();
         return;
     }
-    const StateRow row = state_row(cu_q, row_slot, slots, slot_stride, blockIdx.z);
     const int lane = threadIdx.x % LANES, group = threadIdx.x / LANES, warp = threadIdx.x / WARP;
     const int64_t size = DIM * DIM, own = static_cast<int64_t>(group) * DIM + slice * VALUES + lane * 4;
     const float* before = state + (static_cast<int64_t>(row.in) * value_heads + head) * size + own;
@@ -84,8 +83,7 @@ linear_attention_step(const int32_t* counts, const uint16_t* qkv, const uint16_t
                              : c < 2 * DIM ? features + key_head * DIM + c - DIM
                                            : 2 * features + head * DIM + slice * VALUES + c - 2 * DIM;
         if (c >= CHANNELS) continue;
-#pragma unroll
-        for (int i = 0; i < TAPS; ++i) taps[e][i] = load_element(filters, channel[e] * TAPS + i, filters_type);
+        load_taps(filters, channel[e], filters_type, taps[e]);
         const float* from = conv_state + static_cast<int64_t>(row.in) * BEFORE * channels + channel[e];
 #pragma unroll
         for (int i = 0; i < BEFORE; ++i) old[e][i] = row.fresh() ? 0.0f : from[i * channels];

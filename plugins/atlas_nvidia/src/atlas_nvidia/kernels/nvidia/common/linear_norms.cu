@@ -44,12 +44,13 @@ gated_rms_norm(const int32_t* counts, int32_t live_word, const uint16_t* x, cons
     const int row = blockIdx.x, column = (blockIdx.y * blockDim.x + threadIdx.x) * VECTOR;
     if (row >= counts[live_word]) return;
     const int64_t element = static_cast<int64_t>(row) * width + column;
-    float v[VECTOR] = {};
-    if (column < width) unpack(load16(x + element), v);
+    const bool real = column < width;
+    const uint4 raw = real ? load16(x + element) : zero16(), gates = real ? load16(gate + element) : zero16();
+    float v[VECTOR], g[VECTOR], w[VECTOR];
+    unpack(raw, v);
+    unpack(gates, g);
     const float factor = rsqrtf(square_sum(v, head_dim) / static_cast<float>(head_dim) + eps);
-    if (column >= width) return;
-    float g[VECTOR], w[VECTOR];
-    unpack(load16(gate + element), g);
+    if (!real) return;
     load_vector(weight, column % head_dim, weight_type, w);
 #pragma unroll
     for (int i = 0; i < VECTOR; ++i) v[i] *= factor * w[i] * silu(g[i]);

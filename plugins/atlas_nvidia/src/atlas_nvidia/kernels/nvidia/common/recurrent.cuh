@@ -19,6 +19,16 @@ __device__ inline StateRow state_row(const int32_t* cu_q, const int32_t* row_slo
     return {first, cu_q[row + 1] - first, slot[ATLAS_POSITION], slot[ATLAS_STATE_IN], slot[ATLAS_STATE_OUT]};
 }
 
+// The same row, or one without tokens where there is no such row. What does not depend on one another is asked for at
+// once: three reads in a row instead of five stand before that of a state.
+__device__ inline StateRow live_row(const int32_t* counts, const int32_t* cu_q, const int32_t* row_slot,
+                                    const int32_t* slots, int stride, int row) {
+    const int live = counts[ATLAS_SEQUENCES], first = cu_q[row], end = cu_q[row + 1], own = row_slot[row];
+    if (row >= live || end == first) return {0, 0, 0, 0, 0};
+    const int32_t* slot = slots + static_cast<int64_t>(own) * stride;
+    return {first, end - first, slot[ATLAS_POSITION], slot[ATLAS_STATE_IN], slot[ATLAS_STATE_OUT]};
+}
+
 // Part `index` of all rows together, when row r has parts(r) of them. All lanes of a warp ask for the same part.
 struct RowPart {
     bool found;
@@ -44,6 +54,25 @@ __device__ inline RowPart locate(int index, int sequences, Parts parts) {
         index -= __shfl_sync(~0u, through, WARP - 1);
     }
     return {false, 0, 0};
+}
+
+// The four taps of a channel's convolution.
+__device__ inline void load_taps(const void* filters, int64_t channel, int type, float (&taps)[4]) {
+    if (type == VECTOR_F32) {
+        const float4 v = static_cast<const float4*>(filters)[channel];
+        taps[0] = v.x;
+        taps[1] = v.y;
+        taps[2] = v.z;
+        taps[3] = v.w;
+        return;
+    }
+    const uint2 raw = static_cast<const uint2*>(filters)[channel];
+    const uint32_t words[2] = {raw.x, raw.y};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const uint16_t bits = static_cast<uint16_t>(words[i / 2] >> i % 2 * 16);
+        taps[i] = type == VECTOR_F16 ? widen_f16(bits) : widen_bf16(bits);
+    }
 }
 
 // log2 of what a token leaves of the state: -exp(a_log) softplus(a + dt_bias), in base 2.
