@@ -35,8 +35,8 @@ class Layer:
             q = step.head_rms_norm(q, self._weight("q_norm", dim), family.norm_eps)
             k = step.head_rms_norm(k, self._weight("k_norm", dim), family.norm_eps)
         inv_freq = step.constant("rope.inv_freq", family.rope.inv_freq(family.rotated))
-        q = step.rope(q, inv_freq, family.heads, dim)
-        k = step.rope(k, inv_freq, family.kv_heads, dim)
+        q = step.rope(q, inv_freq, family.heads, dim, family.rope.scale)
+        k = step.rope(k, inv_freq, family.kv_heads, dim, family.rope.scale)
         y = step.attention(q, k, v, ATTENTION, place, family.heads, dim**-0.5)
         if gate is not None:
             y = step.sigmoid_mul(y, gate)

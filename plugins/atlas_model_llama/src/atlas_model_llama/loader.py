@@ -50,8 +50,8 @@ def _attention(step: ForwardBuilder, spec: ModelSpec, family: LlamaConfig, layer
     k = _linear(step, x, f"{stem}.k", family.kv_heads * dim, hidden, family.attention_bias)
     v = _linear(step, x, f"{stem}.v", family.kv_heads * dim, hidden, family.attention_bias)
     inv_freq = step.constant("rope.inv_freq", family.rope.inv_freq(dim))
-    q = step.rope(q, inv_freq, family.heads, dim)
-    k = step.rope(k, inv_freq, family.kv_heads, dim)
+    q = step.rope(q, inv_freq, family.heads, dim, family.rope.scale)
+    k = step.rope(k, inv_freq, family.kv_heads, dim, family.rope.scale)
     y = step.attention(q, k, v, GROUP, layer, family.heads, dim**-0.5)
     return _linear(step, y, f"{stem}.o", hidden, family.heads * dim, family.attention_bias)
 
