@@ -6,6 +6,7 @@ from atlas_core.server.schema import ChatRequest, CompletionRequest, read_reques
 from atlas_core.server.translate import sampling_defaults, sampling_params
 from atlas_core.vocab.errors import CheckpointError, RequestError
 from atlas_core.vocab.messages import Ready
+from atlas_core.vocab.preset import ModelPreset
 from atlas_core.vocab.sampling import SamplingParams
 
 INFO = Ready(512, 8, 260, "fp")
@@ -44,7 +45,7 @@ def test_precedence():
         "eos_token_id": [1, 2],
         "do_sample": True,
     }
-    defaults = sampling_defaults(config, {"top_p": 0.5})
+    defaults = sampling_defaults(config, ModelPreset("toy", "", ("toy",), sampling=(("top_p", 0.5),)))
     assert defaults == {"temperature": 0.6, "top_p": 0.5, "top_k": 20}
     found = params(defaults, temperature=0)
     assert (found.temperature, found.top_p, found.top_k, found.min_p) == (0.0, 0.5, 20, 0.0)
@@ -55,7 +56,7 @@ def test_precedence():
 )
 def test_a_bad_generation_config(config):
     with pytest.raises(CheckpointError, match=next(iter(config))):
-        sampling_defaults(config, {})
+        sampling_defaults(config, None)
 
 
 @pytest.mark.parametrize(("asked", "meant"), [(0, 0), (-1, 0), (1, 1), (259, 259), (260, 0), (261, 0), (2147483648, 0)])

@@ -16,7 +16,9 @@ class Qwen:
     @hookimpl
     def atlas_model_weight_loader(self) -> ModelDecl:
         """The family under this name."""
-        return ModelDecl(self.model_type, f"atlas_model_qwen.loader:{self.model_type}", self.aliases)
+        return ModelDecl(
+            self.model_type, f"atlas_model_qwen.loader:{self.model_type}", self.aliases, presets="atlas_model_qwen"
+        )
 
 
 qwen2 = Qwen("qwen2")

@@ -10,6 +10,7 @@ from atlas_core.assembly.prediction import CONTEXT, SHARE, predict
 from atlas_core.kernels.library import build_command
 from atlas_core.model.planner import Step
 from atlas_core.plugins.registry import Registry
+from atlas_core.server.translate import sampling_sources
 from atlas_core.settings import Settings
 from atlas_core.vocab.errors import UsageError
 from atlas_core.vocab.resolve import Candidate
@@ -46,6 +47,11 @@ def describe(registry: Registry, model: Model, machine: Machine, plan: StepPlan)
         "container": {"name": model.container, "candidates": _candidates(model.containers)},
         "loader": {"family": model.family, "dist": model.dist, "naming": model.checkpoint.naming},
         "format": {"name": model.format_name, "candidates": _candidates(model.formats)},
+        "preset": {"name": model.preset.name, "candidates": _candidates(model.preset.candidates)},
+        "sampling": [
+            {"name": name, "value": value, "source": source}
+            for name, value, source in sampling_sources(model.checkpoint.generation_config, model.preset.winner)
+        ],
         "model": {
             "path": str(model.path),
             "layers": spec.layers,

@@ -17,6 +17,7 @@ from atlas_core.loading.dummy import DummyCheckpoint
 from atlas_core.loading.fetch import resolve_model
 from atlas_core.loading.files import AGAIN, head, impostor
 from atlas_core.loading.pieces import Placed
+from atlas_core.loading.presets import choose_preset, read_presets
 from atlas_core.model.builder import StepLayout, record
 from atlas_core.model.program import Value
 from atlas_core.ops.arrays import numpy_dtype
@@ -28,6 +29,7 @@ from atlas_core.vocab.dtype import DType
 from atlas_core.vocab.errors import AtlasError, CheckpointError, PluginError
 from atlas_core.vocab.layout import StorageLayout, plain
 from atlas_core.vocab.model import ModelSpec
+from atlas_core.vocab.preset import ModelPreset
 from atlas_core.vocab.resolve import Candidate, Resolution, resolve
 from atlas_core.vocab.verdict import Verdict
 
@@ -39,7 +41,8 @@ TRANSCODED = {"bf16": plain(DType.BF16), "f16": plain(DType.F16), "f32": plain(D
 class Model:
     """An opened checkpoint and its meaning. ``containers`` and ``formats`` hold everybody who was asked.
 
-    ``kernel_packages`` are those in which the family's plugin keeps kernels. ``store`` binds canonical weights to tensors;
+    ``kernel_packages`` are those in which the family's plugin keeps kernels. ``preset`` says which of its models this is, if any, and
+    who was asked. ``store`` binds canonical weights to tensors;
     ``format`` decodes them.
     """
 
@@ -56,6 +59,7 @@ class Model:
     formats: tuple[Candidate, ...]
     format: QuantFormat
     store: WeightStore
+    preset: Resolution[ModelPreset]
 
     def storage(self, weights: Iterable[Value], transcode: str) -> dict[str, StorageLayout]:
         """How each recorded weight is stored when kernels get to see it: matrices as ``transcode`` says, unless it is none.
@@ -134,9 +138,11 @@ def _understand(
     chosen = found.require(
         f"no installed quantisation format reads the weights of {path}", "install a plugin for its format"
     )
+    presets = read_presets(declaration.presets) if declaration.presets else []
     return Model(
         path, checkpoint, container, containers, declaration.model_type, dist,
         tuple(root.package for root in declaration.kernel_roots), loader, spec, found.name, found.candidates, chosen, store,
+        choose_preset(presets, declaration.model_type, spec.hidden_size, str(path)),
     )  # fmt: skip
 
 

@@ -36,14 +36,17 @@ def served_model(settings: Settings, local: Settings, registry: Registry) -> Ser
         source = model.checkpoint.tokenizer()
         default, with_tools = _templates(settings, source)
         declared = registry.models.require(model.family)
-        named = (
-            settings.tool_call_parser, settings.reasoning_parser, declared.tool_call_parser, declared.reasoning_parser
-        )  # fmt: skip
+        preset = model.preset.winner
+        advised = (
+            (preset and preset.tool_call_parser) or declared.tool_call_parser,
+            (preset and preset.reasoning_parser) or declared.reasoning_parser,
+        )
+        named = settings.tool_call_parser, settings.reasoning_parser, *advised
         known = dialects(registry, [name for name in named if name])
         speech = choose(
             known, with_tools or default or "",
-            tools=(settings.tool_call_parser or "", declared.tool_call_parser),
-            reasoning=(settings.reasoning_parser or "", declared.reasoning_parser),
+            tools=(settings.tool_call_parser or "", advised[0]),
+            reasoning=(settings.reasoning_parser or "", advised[1]),
         )  # fmt: skip
         own = known[speech.tool_dialect].chat_template
         if own is not None and settings.chat_template is None:
@@ -53,7 +56,7 @@ def served_model(settings: Settings, local: Settings, registry: Registry) -> Ser
             tokenizer=Tokenizer(source),
             template=_compiled(default, source),
             created=int(time.time()),
-            sampling=sampling_defaults(model.checkpoint.generation_config, {}),
+            sampling=sampling_defaults(model.checkpoint.generation_config, preset),
             tool_template=_compiled(with_tools, source),
             speech=speech,
             thinking=not settings.disable_thinking,

@@ -41,6 +41,11 @@ def text(found: dict[str, Any]) -> Iterator[str]:
     yield f"loader     {found['loader']['family']} from {found['loader']['dist']}, tensors named as {found['loader']['naming']}"
     yield f"format     {found['format']['name']}"
     yield from _refusals(found["format"]["candidates"], found["format"]["name"])
+    if found["preset"]["candidates"]:
+        yield f"preset     {found['preset']['name'] or 'none: no model of this name is known'}"
+        yield from _refusals(found["preset"]["candidates"], found["preset"]["name"])
+    for row in found["sampling"]:
+        yield f"sampling   {row['name']} {row['value']:g}, from {row['source']}"
     model = found["model"]
     yield f"model      {model['path']}"
     yield f"           {model['layers']} layers of {model['hidden_size']}, vocabulary {model['vocab_size']}"

@@ -83,6 +83,7 @@ class ModelDecl:
 
     ``aliases`` are further model_types it reads (canonical spelling). ``ops`` is ``module:attr`` of a callable giving its own ops.
     ``tool_call_parser`` and ``reasoning_parser`` name dialects; empty, the chat template shows which they are.
+    ``presets`` is the importable package in which ``models/<model>/MODEL.toml`` say what is advised for models known by name.
     """
 
     model_type: str
@@ -92,6 +93,7 @@ class ModelDecl:
     ops: str = ""
     tool_call_parser: str = ""
     reasoning_parser: str = ""
+    presets: str = ""
     catalogue: Sequence[CatalogueEntry] = field(default=())
     api: str = API_VERSION
 

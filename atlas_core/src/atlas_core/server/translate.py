@@ -13,6 +13,7 @@ from atlas_core.server.schema import (
 from atlas_core.server.turn import Prompt
 from atlas_core.vocab.errors import CheckpointError, RequestError
 from atlas_core.vocab.messages import Generate, Ready
+from atlas_core.vocab.preset import ModelPreset
 from atlas_core.vocab.sampling import SamplingParams
 
 MAX_SCORES = 500_000
@@ -30,12 +31,27 @@ _SAMPLING = (
 )  # fmt: skip
 
 
-def sampling_defaults(generation_config: Mapping[str, Any], flags: Mapping[str, float | int]) -> dict[str, float | int]:
-    """What holds when a request says nothing: the operator's ``flags``, else the checkpoint's generation_config.json.
+def sampling_defaults(generation_config: Mapping[str, Any], preset: ModelPreset | None) -> dict[str, float | int]:
+    """What holds when a request says nothing: what the model's ``preset`` advises, else the checkpoint's generation_config.json."""
+    return {name: value for name, value, _ in sampling_sources(generation_config, preset)}
 
-    Of the latter temperature, top_p, top_k, min_p and repetition_penalty are read; it keeps lengths and beams to itself, which are
-    the business of whoever asks. Raises CheckpointError for a value out of range.
+
+def sampling_sources(
+    generation_config: Mapping[str, Any], preset: ModelPreset | None
+) -> list[tuple[str, float | int, str]]:
+    """(field of a request, default, who says so) of every field that has one; the others are neutral.
+
+    Of generation_config.json temperature, top_p, top_k, min_p and repetition_penalty are read; it keeps lengths and beams to itself,
+    which are the business of whoever asks. Raises CheckpointError for a value out of range.
     """
+    given = _generation_config(generation_config)
+    found = {name: (value, "generation_config.json") for name, value in given.items()}
+    if preset:
+        found |= {name: (value, f"preset {preset.name}") for name, value in preset.sampling}
+    return [(name, *found[name]) for name in _SAMPLING if name in found]
+
+
+def _generation_config(generation_config: Mapping[str, Any]) -> dict[str, float | int]:
     found: dict[str, float | int] = {}
     for name, (low, high) in _GENERATION_CONFIG.items():
         value = generation_config.get(name)
@@ -48,7 +64,7 @@ def sampling_defaults(generation_config: Mapping[str, Any], flags: Mapping[str, 
                 "correct the file",
             )
         found[name] = value
-    return found | dict(flags)
+    return found
 
 
 def sampling_params(request: Request, defaults: Mapping[str, float | int], info: Ready) -> SamplingParams:
