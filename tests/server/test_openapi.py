@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
@@ -24,6 +25,26 @@ def test_the_document_is_openapi(serve):
     found["paths"] = {"/version": found["paths"]["/version"]}
     found["paths"]["/version"]["get"]["responses"]["200"].pop("description")
     assert list(OpenAPIV31SpecValidator(found).iter_errors()) != []
+
+
+def test_every_body_has_an_example_that_is_answered(serve):
+    server = serve()
+    conversation = server.http.post("/v1/conversations").json()["id"]
+    for operation in server.app.table.operations:
+        if operation.body is None or operation.path == "/v1/embeddings":
+            assert operation.body or operation.example is None
+            continue
+        path = operation.path.replace("{id}", conversation)
+        answer = server.http.request(operation.method, path, json=operation.example)
+        assert answer.status_code == operation.status, (path, answer.text)
+    content = server.http.get("/openapi.json").json()["paths"]["/tokenize"]["post"]["requestBody"]["content"]
+    assert content["application/json"]["example"] == {"prompt": "The sky is"}
+
+
+def test_every_path_is_on_the_page(serve):
+    page = (Path(__file__).resolve().parents[2] / "docs" / "api.md").read_text()
+    paths = [re.sub(r":\w+}", "}", each.path) for each in serve().app.table.operations]
+    assert [path for path in paths if path not in page] == []
 
 
 def test_references_lead_somewhere(serve):

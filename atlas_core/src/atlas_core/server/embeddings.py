@@ -33,7 +33,7 @@ class Embeddings:
         return [
             Operation(
                 path="/v1/embeddings", method="POST", endpoint=self.embed, summary="Texts to vectors", tag="Embeddings",
-                body=EmbeddingsRequest, answer=shapes.EmbeddingList,
+                body=EmbeddingsRequest, example={"input": ["The sky is blue."]}, answer=shapes.EmbeddingList,
                 statuses=frozenset({HTTPStatus.NOT_FOUND, HTTPStatus.TOO_MANY_REQUESTS}),
             ),
         ]  # fmt: skip

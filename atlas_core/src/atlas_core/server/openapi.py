@@ -73,8 +73,10 @@ def _operation(
     if parameters:
         found["parameters"] = parameters
     if operation.body is not None:
-        content = {JSON: {"schema": known[id(operation.body)]}}
-        found["requestBody"] = {"required": not operation.body_optional, "content": content}
+        content: dict[str, Any] = {"schema": known[id(operation.body)]}
+        if operation.example is not None:
+            content["example"] = operation.example
+        found["requestBody"] = {"required": not operation.body_optional, "content": {JSON: content}}
     if not operation.open:
         keys: list[dict[str, list[str]]] = [{name: []} for name in _SECURITY]
         found["security"] = keys if keyed else [{}, *keys]

@@ -20,7 +20,7 @@ class Operation:
     """One route and method.
 
     ``path`` is in Starlette's spelling, ``endpoint`` an async function of a request, or an ASGI application. ``body`` and ``query``
-    are the schemas of what it reads; ``answer`` is the schema of what it answers with ``status``, in ``media``. ``events`` is that of
+    are the schemas of what it reads, ``example`` a body that it answers; ``answer`` is the schema of what it answers with ``status``, in ``media``. ``events`` is that of
     one event, where it can stream. ``also`` has the schemas of further answers that are no errors, by status; ``statuses`` are further ones that only this endpoint knows; those that follow from what it reads
     and needs are added to them (see ``all_statuses``). ``needs_model`` is false where loading makes no difference. ``open`` asks for
     no key, and ``metered`` says whether rate limits count it. ``errors`` is how its errors are told. ``anthropic`` is the schema of the
@@ -34,6 +34,7 @@ class Operation:
     method: str = "GET"
     body: type[Struct] | None = None
     body_optional: bool = False
+    example: Mapping[str, Any] | None = None
     query: type[Struct] | None = None
     answer: Any = dict[str, Any]
     status: int = HTTPStatus.OK

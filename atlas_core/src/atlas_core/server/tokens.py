@@ -33,15 +33,16 @@ class Tokens:
         return [
             Operation(
                 path="/tokenize", method="POST", endpoint=self.tokenize, summary="Text to ids", tag="Tokens",
-                body=TokenizeRequest, answer=shapes.Tokenized, statuses=_NO_MODEL,
+                body=TokenizeRequest, example={"prompt": "The sky is"}, answer=shapes.Tokenized, statuses=_NO_MODEL,
             ),
             Operation(
                 path="/detokenize", method="POST", endpoint=self.detokenize, summary="Ids to text", tag="Tokens",
-                body=DetokenizeRequest, answer=shapes.Detokenized, statuses=_NO_MODEL,
+                body=DetokenizeRequest, example={"tokens": [1, 2]}, answer=shapes.Detokenized, statuses=_NO_MODEL,
             ),
             Operation(
                 path="/apply-template", method="POST", endpoint=self.apply_template, summary="A conversation as the model reads it",
-                tag="Tokens", body=TemplateRequest, answer=shapes.Rendered, statuses=_NO_MODEL,
+                tag="Tokens", body=TemplateRequest, example={"messages": [{"role": "user", "content": "hi"}]},
+                answer=shapes.Rendered, statuses=_NO_MODEL,
             ),
         ]  # fmt: skip
 

@@ -20,6 +20,7 @@ from atlas_core.server.store.port import Store
 
 _TAG = "Responses"
 _GENERATES = frozenset({HTTPStatus.NOT_FOUND, HTTPStatus.TOO_MANY_REQUESTS})
+_EXAMPLE = {"input": "What is gravity?"}
 _BAD = frozenset({HTTPStatus.BAD_REQUEST})
 
 
@@ -30,11 +31,12 @@ def operations(shared: Shared, store: Store, jobs: Jobs) -> list[Operation]:
     responses = [
         Operation(
             path="/v1/responses", method="POST", endpoint=make, summary="Make a response", tag=_TAG, body=ResponsesRequest,
+            example=_EXAMPLE,
             answer=shapes.ResponseObject, events=shapes.ResponseEvent, statuses=_GENERATES,
         ),
         Operation(
             path="/v1/responses/input_tokens", method="POST", endpoint=kept.input_tokens, summary="Count the tokens of an input",
-            tag=_TAG, body=InputRequest, answer=shapes.InputTokens, statuses=frozenset({HTTPStatus.NOT_FOUND}),
+            tag=_TAG, body=InputRequest, example=_EXAMPLE, answer=shapes.InputTokens, statuses=frozenset({HTTPStatus.NOT_FOUND}),
         ),
         Operation(
             path="/v1/responses/{id}", endpoint=kept.retrieve, summary="A response that is kept", tag=_TAG,
@@ -62,7 +64,7 @@ def _conversations(endpoint: Conversations) -> list[Operation]:
     return [
         Operation(
             path="/v1/conversations", method="POST", endpoint=endpoint.create, summary="Begin a conversation", tag=tag,
-            body=ConversationRequest, body_optional=True, answer=shapes.ConversationObject, needs_model=False,
+            body=ConversationRequest, body_optional=True, example={"metadata": {"topic": "physics"}}, answer=shapes.ConversationObject, needs_model=False,
         ),
         Operation(
             path=one, endpoint=endpoint.retrieve, summary="A conversation", tag=tag, answer=shapes.ConversationObject,
@@ -70,7 +72,7 @@ def _conversations(endpoint: Conversations) -> list[Operation]:
         ),
         Operation(
             path=one, method="POST", endpoint=endpoint.update, summary="Give a conversation other metadata", tag=tag,
-            body=MetadataRequest, answer=shapes.ConversationObject, needs_model=False,
+            body=MetadataRequest, example={"metadata": {"topic": "physics"}}, answer=shapes.ConversationObject, needs_model=False,
         ),
         Operation(
             path=one, method="DELETE", endpoint=endpoint.delete, summary="Forget a conversation", tag=tag,
@@ -82,7 +84,8 @@ def _conversations(endpoint: Conversations) -> list[Operation]:
         ),
         Operation(
             path=items, method="POST", endpoint=endpoint.add_items, summary="Add items to a conversation", tag=tag,
-            body=ItemsRequest, answer=shapes.Page, needs_model=False,
+            body=ItemsRequest, example={"items": [{"role": "user", "content": "What is gravity?"}]},
+            answer=shapes.Page, needs_model=False,
         ),
         Operation(
             path=item, endpoint=endpoint.item, summary="An item of a conversation", tag=tag, answer=shapes.AnyItem,
