@@ -61,6 +61,9 @@ class Paced:
         time.sleep(self._due - now)
         return StepOutput([2] * ticket)
 
+    def sample(self, ticket: int) -> None:
+        """No grammar is ever waited for."""
+
     def close(self) -> None:
         """Nothing is held."""
 

@@ -310,3 +310,26 @@ def test_masks_are_there_when_the_step_samples():
     machine.runner.collect(machine.runner.launch(replace(scheduler.schedule(), masks=((2, Writes(6)),))))
     assert [masks[:, 0].tolist() for masks in seen] == [[0xFFFFFFFF, 0, 5, 0], [0xFFFFFFFF, 0, 6, 0]]
     assert seen[0].shape[1] == -(-VOCAB // 32)
+
+
+def test_a_late_step_stops_between_its_halves():
+    """FORWARD runs before the token is known that the mask depends on; SAMPLE finds the mask."""
+    machine = Machine(asynchronous=True)
+    scheduler = Scheduler(LIMITS)
+    scheduler.submit(request("a", max_tokens=9), seed=1, stop_ids=())
+    plan = scheduler.schedule()
+    first = machine.runner.launch(plan)
+    machine.backend.synchronize(machine.stream)
+    machine.pending = None
+    restriction = Writes(0)
+    ahead = replace(scheduler.schedule(), masks=((0, restriction),), late=True)
+    second = machine.runner.launch(ahead)
+    machine.backend.synchronize(machine.stream)
+    assert len(machine.used) == 1
+    assert machine.pending is not None, "FORWARD has run, SAMPLE has not"
+    (token,) = machine.runner.collect(first).sampled
+    restriction.word = 1 << token
+    machine.runner.sample(second)
+    assert len(machine.runner.collect(second).sampled) == 1
+    assert machine.array(machine.states["mask"], np.uint32)[0] == 1 << token
+    assert len(machine.used) == 2

@@ -2,6 +2,7 @@
 
 import json
 import random
+import threading
 from itertools import count
 
 import jsonschema
@@ -51,17 +52,32 @@ class RandomRunner:
         self.asynchronous = asynchronous
         self.slots = np.zeros(limits.layout.words, np.int32)
         self.masks = np.zeros((limits.layout.slots, -(-VOCAB // 32)), np.uint32)
-        self.free = 0
+        self.free = self.late = 0
         self._layout = limits.layout
-        self._random = random.Random(seed)
+        self._seed = seed
         self._closing = closing
 
     def launch(self, plan):
         for word, value in plan.updates:
             self.slots[word] = value
+        ticket = plan, []
+        # What is drawn depends on the request's seed and the token's place only, as on a device.
+        self._draws = [
+            (s.fields[Word.SEED_LOW], len(s.tokens) + s.pending)
+            for s in (plan.sequences[row] for row in plan.sample_row)
+        ]
+        self.late += plan.late
+        if not plan.late:
+            self.sample(ticket)
+        return ticket
+
+    def sample(self, ticket):
+        plan, sampled = ticket
         for slot, restriction in plan.masks:
             restriction.fill(self.masks[slot])
-        return [self._choose(plan.row_slot[row]) for row in plan.sample_row]
+        for row, (seed, place) in zip(plan.sample_row, self._draws, strict=True):
+            self._random = random.Random(f"{self._seed} {seed} {place}")
+            sampled.append(self._choose(plan.row_slot[row]))
 
     def _choose(self, slot):
         if not self.slots[self._layout.word(slot, Word.MASK)]:
@@ -70,12 +86,14 @@ class RandomRunner:
         bits = np.unpackbits(self.masks[slot].view(np.uint8), bitorder="little")[:VOCAB]
         allowed = np.flatnonzero(bits).tolist()
         assert allowed
+        if len(allowed) == VOCAB:  # it was not known in time that nothing is forbidden any more
+            return self._random.choice([*range(97, 123), 32, 10])
         assert max(allowed) < 256 + len(WORDS)
         ends = [token for token in CLOSERS if bits[token]]
         return self._random.choice(ends if ends and self._random.random() < self._closing else allowed)
 
     def collect(self, ticket):
-        return StepOutput(ticket)
+        return StepOutput(ticket[1])
 
     def close(self):
         pass
@@ -277,3 +295,82 @@ def test_a_request_may_be_given_up_while_its_grammar_is_compiled():
     made.send(item, Abort(item.id))
     made.run()
     assert made.answer(item.id)[1:3] == ("", "abort")
+
+
+def test_running_ahead_changes_no_token_and_loses_no_step():
+    """Masks that wait for the token before are brought between the two halves of a step; all else stays as it is."""
+    told, steps = {}, {}
+    ends = tuple(b"</think>")
+    for asynchronous in (False, True):
+        made, runner = session(asynchronous=asynchronous, seed=11, closing=0.1)
+        items = [
+            ask(json_grammar({"type": "array", "items": {"type": "integer"}, "minItems": 8, "maxItems": 9}, "f"), seed=1, max_tokens=40),
+            ask("", seed=2, max_tokens=40, ignore_eos=True),
+            ask("", seed=3, max_tokens=40, thinking=Thinking("<think>", "</think>", True, 6, ends)),
+            ask(json_grammar({"type": "string", "minLength": 30}, "f"), seed=4, max_tokens=40),
+        ]  # fmt: skip
+        made.send(*items)
+        made.run()
+        told[asynchronous] = [made.answer(item.id) for item in items]
+        steps[asynchronous] = made.results[-1].gauges.steps
+        assert bool(runner.late) is asynchronous
+    assert told[True] == told[False]
+    assert len(told[True][0][0]) > 16
+    assert steps[True] <= steps[False] + 3, "a grammar costs no step of its own"
+
+
+class Noting(Grammars):
+    """Writes down when it is asked to prepare, and how many requests run then."""
+
+    def __init__(self, engine_of_mine):
+        super().__init__(Bytes(), (EOS,), VOCAB)
+        self.prepared = []
+        self.running = engine_of_mine
+
+    def prepare(self):
+        self.prepared.append(self.running())
+        super().prepare()
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_tables_are_built_once_while_nothing_runs(eager):
+    made = None
+    grammars = Noting(lambda: made.engine._scheduler.running)
+    engine = Engine(
+        runner=RandomRunner(LIMITS, asynchronous=False, seed=1), scheduler=Scheduler(LIMITS), text=Bytes(), eos=(EOS,),
+        info=Ready(1000, 4, VOCAB, "t"), grammars=grammars, eager=eager,
+    )  # fmt: skip
+    made = Session(engine=engine)
+    made.send(ask("", max_tokens=5), ask("", max_tokens=9))
+    made.run()
+    assert grammars.prepared == [0] * eager, "before the first request, or never"
+    grammars.close()
+    assert bool(grammars._tokenizers) is eager
+    assert engine._scheduler.idle
+
+
+def test_a_grammar_that_nobody_waits_for_is_not_compiled():
+    """The thread is busy with one grammar; the next two in its line are given up, and cost nothing."""
+    busy, go = threading.Event(), threading.Event()
+    grammars = Grammars(Bytes(), (EOS,), VOCAB)
+    grammars._thread.submit(lambda: (busy.set(), go.wait(10)))
+    engine = Engine(
+        runner=RandomRunner(LIMITS, asynchronous=False, seed=1), scheduler=Scheduler(LIMITS), text=Bytes(), eos=(EOS,),
+        info=Ready(1000, 4, VOCAB, "t"), grammars=grammars,
+    )  # fmt: skip
+    made = Session(engine=engine)
+    wanted, *others = (ask(choice_grammar([f"yes {number}"])) for number in range(3))
+    made.send(wanted, *others, *(Abort(item.id) for item in others))
+    assert busy.wait(10)
+    made.script[1] = []
+    emit = made.emit
+
+    def heard(result):
+        go.set()
+        emit(result)
+
+    made.emit = heard
+    made.run()
+    assert [made.answer(item.id)[2] for item in others] == ["abort", "abort"]
+    assert made.answer(wanted.id)[1:3] == ("yes 0", "stop")
+    assert len(grammars._compiled) == 1

@@ -100,11 +100,11 @@ class Built:
 def assemble(settings: Settings, registry: Registry, report: Report) -> Engine:
     """A running engine. Raises AtlasError."""
     ledger = Ledger(report)
-    return engine_of(build(settings, registry, ledger), registry, ledger)
+    return engine_of(build(settings, registry, ledger), registry, ledger, eager=True)
 
 
-def engine_of(built: Built, registry: Registry, ledger: Ledger) -> Engine:
-    """The engine over what was built; ``ledger`` timed it."""
+def engine_of(built: Built, registry: Registry, ledger: Ledger, *, eager: bool = False) -> Engine:
+    """The engine over what was built; ``ledger`` timed it. ``eager``: what requests may need is prepared while it is idle."""
     limits = built.limits
     info = Ready(
         limits.max_seq_len, limits.layout.slots, limits.vocab_size, _fingerprint(registry, built), tuple(ledger.entries),
@@ -114,7 +114,7 @@ def engine_of(built: Built, registry: Registry, ledger: Ledger) -> Engine:
     eos = end_tokens(built.model)
     return Engine(
         runner=built.runner, scheduler=Scheduler(limits), text=built.tokenizer, eos=eos, info=info,
-        grammars=Grammars(built.tokenizer, eos, limits.vocab_size),
+        grammars=Grammars(built.tokenizer, eos, limits.vocab_size), eager=eager,
     )  # fmt: skip
 
 

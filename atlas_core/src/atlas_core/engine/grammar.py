@@ -86,12 +86,20 @@ class Grammars:
         self._compiled: OrderedDict[tuple[str, frozenset[int]], LLMatcher] = OrderedDict()
         self._thread = ThreadPoolExecutor(1, "atlas-grammar")
 
-    def compile(self, grammar: str, shown: Collection[int], done: Callable[["Future[Matcher]"], None]) -> None:
+    def prepare(self) -> None:
+        """Begin to build what every grammar needs of the vocabulary: a second for 150,000 tokens, in which no Python runs."""
+        self._thread.submit(self._tokenizer, frozenset())
+
+    def compile(
+        self, grammar: str, shown: Collection[int], done: Callable[["Future[Matcher]"], None]
+    ) -> "Future[Matcher]":
         """Compile ``grammar``, then call ``done`` on another thread. ``shown`` are control tokens that count as text.
 
-        The future has RequestError for a grammar that is not valid.
+        The future has RequestError for a grammar that is not valid; cancelled before its turn comes, it costs nothing.
         """
-        self._thread.submit(self._matcher, grammar, frozenset(shown)).add_done_callback(done)
+        compiling = self._thread.submit(self._matcher, grammar, frozenset(shown))
+        compiling.add_done_callback(done)
+        return compiling
 
     def close(self) -> None:
         """End the thread; what waits is not compiled any more."""

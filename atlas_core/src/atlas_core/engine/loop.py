@@ -62,7 +62,11 @@ class StepRunner(Protocol):
         ...
 
     def launch(self, plan: StepPlan) -> Any:
-        """Begin a step; returns the ticket to collect it by. Raises DeviceError."""
+        """Begin a step; returns the ticket to collect it by. One that is ``late`` stops before it samples. Raises DeviceError."""
+        ...
+
+    def sample(self, ticket: Any) -> None:
+        """Let the step that was launched last sample, now that all tokens before are known. Raises DeviceError."""
         ...
 
     def collect(self, ticket: Any) -> StepOutput:
@@ -78,14 +82,13 @@ class Engine:
     """A model that is ready to generate.
 
     ``eos`` are the tokens that end a turn; ``info`` is what the API process is told; without ``grammars`` requests that have one are
-    refused. With an asynchronous runner one
-    step is always launched before the one before it is read; tokens that turn out to be past a request's end are never
-    seen.
+    refused, and ``eager`` has them prepared as soon as there is nothing to do. With an asynchronous runner one step is always launched before the one before it is read; tokens that turn out to be
+    past a request's end are never seen. Where a grammar waits for the token before, only the forward pass runs ahead.
     """
 
     def __init__(
         self, *, runner: StepRunner, scheduler: Scheduler, text: TokenText, eos: Sequence[int], info: Ready,
-        clock: Callable[[], float] = time.monotonic, grammars: Grammars | None = None,
+        clock: Callable[[], float] = time.monotonic, grammars: Grammars | None = None, eager: bool = False,
     ) -> None:  # fmt: skip
         self.info = info
         self._runner = runner
@@ -98,7 +101,8 @@ class Engine:
         self._outputs: dict[str, Output] = {}
         self._answers: dict[str, Answer] = {}
         self._unstarted: dict[str, Output] = {}
-        self._compiling: dict[str, tuple[Generate, Output]] = {}
+        self._eager = eager
+        self._compiling: dict[str, tuple[Generate, Output, Future[Matcher]]] = {}
         self._flight: deque[tuple[StepPlan, Any]] = deque()
         self._deltas: list[Delta] = []
         self._scoring: dict[Output, None] = {}
@@ -134,6 +138,10 @@ class Engine:
     def _take(self, inbox: Inbox) -> None:
         """Handle every message that has come; wait for one when there is nothing else to do."""
         idle = self._scheduler.idle and not self._flight and not self._deltas and self._drain_until is None
+        if idle and self._eager and self._grammars is not None:
+            # Now it holds up nobody; the first request with a grammar would have all running streams wait for it.
+            self._eager = False
+            self._grammars.prepare()
         try:
             while not self._closed:
                 self._handle(inbox.get(block=idle))
@@ -181,17 +189,17 @@ class Engine:
                 "this engine has no grammars", "it was built without a tokenizer for them", "leave the form of the answer free",
                 kind="unsupported",
             )  # fmt: skip
-        self._compiling[request.id] = request, output
         inbox = self._inbox
-        self._grammars.compile(
+        compiling = self._grammars.compile(
             request.grammar, request.sampling.shown_tokens, lambda result: inbox.put(Compiled(request.id, result))
         )
+        self._compiling[request.id] = request, output, compiling
 
     def _compiled(self, message: Compiled) -> None:
         waiting = self._compiling.pop(message.id, None)
         if waiting is None or message.result.cancelled():
             return  # aborted meanwhile, or the engine ends
-        request, output = waiting
+        request, output, _ = waiting
         try:
             self._submit(request, output, message.result.result())
         except AtlasError as error:
@@ -216,7 +224,8 @@ class Engine:
         if output is not None:
             self._end(output, output.abort())
         elif request_id in self._compiling:
-            _, output = self._compiling.pop(request_id)
+            _, output, compiling = self._compiling.pop(request_id)
+            compiling.cancel()
             self._deltas.append(output.abort())
 
     def _abort_all(self) -> None:
@@ -242,6 +251,8 @@ class Engine:
         if not self._flight or (plan is not None and len(self._flight) <= ahead):
             return False
         self._collect()
+        if plan is not None and plan.late:
+            self._runner.sample(self._flight[-1][1])
         return True
 
     def _note_start(self, plan: StepPlan) -> None:

@@ -64,6 +64,11 @@ class Output:
         """Whether the text so far ends inside a thought."""
         return self._thought is not None and self._thought.place is Place.THOUGHT
 
+    @property
+    def thought_over(self) -> bool:
+        """Whether there is no thought, or none any more, whatever comes."""
+        return self._thought is None or self._thought.place is Place.ANSWER
+
     def push(self, token: int, alternatives: Alternatives | None, *, last: bool, whole: bool = False) -> Delta:
         """The delta of one token; ``last`` when no more may be generated, ``whole`` when the grammar allows no more.
 

@@ -14,6 +14,11 @@ class Thinker(Protocol):
         """Whether it is, after the tokens so far."""
         ...
 
+    @property
+    def thought_over(self) -> bool:
+        """Whether there is no thought, or none any more, whatever comes."""
+        ...
+
 
 class Answer:
     """A scheduler.sequence.Restriction of one output."""
@@ -40,7 +45,7 @@ class Answer:
     def wanted(self, index: int) -> bool:
         """Whether generated token ``index`` (from 0) may have to be chosen from fewer tokens than all."""
         return self._matcher is not None or (
-            self._budget is not None and index >= self._budget and self._thinker.thinking
+            self._budget is not None and index >= self._budget and not self._thinker.thought_over
         )
 
     def fill(self, row: Row) -> None:

@@ -87,7 +87,7 @@ class Ticket:
     step: CapturedStep
     bucket: Bucket
     rows: int
-    logprobs: bool
+    plan: StepPlan
 
 
 class Runner:
@@ -129,7 +129,7 @@ class Runner:
         return self._backend.capabilities.asynchronous
 
     def launch(self, plan: StepPlan) -> Ticket:
-        """Begin a step in the smallest bucket that fits.
+        """Begin a step in the smallest bucket that fits; one that is late goes on with ``sample``.
 
         Raises EngineError when none does or two steps are in flight already, DeviceError when the device refuses.
         """
@@ -137,32 +137,46 @@ class Runner:
         if ring.busy:
             raise EngineError(f"step {self._launched} is launched", f"{_DEPTH} steps in flight have not been collected")
         writer, step = self._choose(plan)
+        ticket = Ticket(self._launched, ring, step, writer.bucket, len(plan.sample_row), plan)
         try:
             self._enqueue(plan, ring, writer, step)
         except DeviceError as error:
             raise _failed(f"step {self._launched} cannot be launched", writer.bucket, error) from error
         ring.busy = True
         self._launched += 1
-        return Ticket(self._launched - 1, ring, step, writer.bucket, len(plan.sample_row), plan.logprobs)
+        if not plan.late:
+            self.sample(ticket)
+        return ticket
 
     def _enqueue(self, plan: StepPlan, ring: _Ring, writer: InputWriter, step: CapturedStep) -> None:
-        """Copy the inputs, replay both graphs, copy the results, and record the ring's event behind all of it."""
-        backend, stream, rows = self._backend, self._stream, len(plan.sample_row)
+        """Copy the inputs and replay FORWARD."""
+        backend, stream = self._backend, self._stream
         live = writer.write(plan, ring.block)
         backend.copy_h2d_async(ring.staging[:live], self._inputs, stream)
         row_bytes = self._vocab_size * _WORD
         for row in plan.clear_penalty:
             backend.memset_async(self._penalty.address + row * row_bytes, 0, row_bytes, stream)
         step.launch(FORWARD, stream)
-        self._write_masks(plan, ring)  # while the device is busy with FORWARD
-        step.launch(SAMPLE, stream)
-        if rows:
-            sampled, values, ids = ring.views(rows)
+
+    def sample(self, ticket: Ticket) -> None:
+        """Bring the masks while the device is busy with FORWARD, replay SAMPLE, and have the results copied; see StepRunner."""
+        try:
+            self._write_masks(ticket.plan, ticket.ring)
+            ticket.step.launch(SAMPLE, self._stream)
+            self._copy_results(ticket)
+        except DeviceError as error:
+            raise _failed(f"step {ticket.number} cannot be launched", ticket.bucket, error) from error
+
+    def _copy_results(self, ticket: Ticket) -> None:
+        """Have them copied, and the ring's event recorded behind all of the step."""
+        backend, stream, step = self._backend, self._stream, ticket.step
+        if ticket.rows:
+            sampled, values, ids = ticket.ring.views(ticket.rows)
             backend.copy_d2h_async(step.activations[self._results.sampled].address, sampled, stream)
-            if plan.logprobs:
+            if ticket.plan.logprobs:
                 backend.copy_d2h_async(step.activations[self._results.logprob_values].address, values, stream)
                 backend.copy_d2h_async(step.activations[self._results.logprob_ids].address, ids, stream)
-        backend.record_event(ring.event, stream)
+        backend.record_event(ticket.ring.event, stream)
 
     def collect(self, ticket: Ticket) -> StepOutput:
         """Wait for the oldest step in flight and read what it sampled.
@@ -177,7 +191,7 @@ class Runner:
             raise _failed(f"step {ticket.number} has failed", ticket.bucket, error) from error
         sampled, values, ids = ticket.ring.views(ticket.rows)
         output = StepOutput(
-            np.frombuffer(sampled, np.int32).tolist(), _alternatives(values, ids) if ticket.logprobs else None
+            np.frombuffer(sampled, np.int32).tolist(), _alternatives(values, ids) if ticket.plan.logprobs else None
         )
         ticket.ring.busy = False
         self._collected += 1

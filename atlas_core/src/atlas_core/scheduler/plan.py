@@ -30,7 +30,7 @@ class StepPlan:
     sampled from: ``scored`` tells what else they are for. ``updates``
     are (word, value) pairs for the slots array, int32. ``clear_penalty`` are rows of the penalty pool to be zeroed
     before the step. ``logprobs`` says whether any sampled row wants them. ``masks`` are slots whose token mask is to be
-    written before the step samples, with who writes it.
+    written before the step samples, with who writes it; ``late`` when one of them depends on a token of the step before.
     """
 
     sequences: tuple[Sequence, ...]
@@ -44,6 +44,7 @@ class StepPlan:
     logprobs: bool
     masks: tuple[tuple[int, Restriction], ...] = ()
     scored: tuple[Scored, ...] = ()
+    late: bool = False
 
     @property
     def max_query(self) -> int:
@@ -66,6 +67,7 @@ class PlanBuilder:
     _logprobs: bool = False
     _masks: list[tuple[int, Restriction]] = field(default_factory=list)
     _scored: list[Scored] = field(default_factory=list)
+    _late: bool = False
 
     @property
     def logits(self) -> int:
@@ -85,9 +87,10 @@ class PlanBuilder:
         """Zero a row of the penalty pool."""
         self._clear_penalty.append(row)
 
-    def mask(self, slot: int, restriction: Restriction) -> None:
-        """Let ``restriction`` write the slot's mask."""
+    def mask(self, slot: int, restriction: Restriction, *, late: bool) -> None:
+        """Let ``restriction`` write the slot's mask; ``late``: it waits for a token that has been asked of the device."""
         self._masks.append((slot, restriction))
+        self._late = self._late or late
 
     def score(self, offset: int, token: int, alternatives: int) -> None:
         """Ask the next row's token ``offset`` for the log-probability of ``token`` behind it."""
@@ -114,7 +117,7 @@ class PlanBuilder:
         return StepPlan(
             tuple(self._sequences), tuple(self._row_slot), tuple(self._token_ids), tuple(self._cu_q),
             tuple(self._logits_rows), tuple(self._sample_row), tuple(self._updates), tuple(self._clear_penalty),
-            self._logprobs, tuple(self._masks), tuple(self._scored),
+            self._logprobs, tuple(self._masks), tuple(self._scored), self._late,
         )  # fmt: skip
 
 

@@ -168,7 +168,7 @@ class Scheduler:
         """The next token of every sequence past its prompt. True when somebody had to give up a place."""
         before = self.preemptions
         for sequence in tuple(self._running):
-            if sequence.state is not State.RUNNING or sequence.prefilling or sequence.complete or sequence.blocked:
+            if sequence.state is not State.RUNNING or sequence.prefilling or sequence.complete:
                 continue
             if self._grow(sequence):
                 self._row(plan, sequence, 1)
@@ -286,7 +286,7 @@ class Scheduler:
         """Have the slot's mask written, or not looked at, for the next token."""
         wanted = restriction.wanted(sequence.generated + sequence.pending)
         if wanted:
-            plan.mask(slot, restriction)
+            plan.mask(slot, restriction, late=sequence.pending > 0)
         if wanted != sequence.masked:
             sequence.masked = wanted
             plan.update(self.limits.layout.word(slot, Word.MASK), int(wanted))

@@ -25,9 +25,9 @@ class Restriction(Protocol):
     """Decides which tokens may come next in one sequence."""
 
     def wanted(self, index: int) -> bool:
-        """Whether generated token ``index`` (from 0) has to be chosen from fewer tokens than all.
+        """Whether generated token ``index`` (from 0) may have to be chosen from fewer tokens than all.
 
-        Then it is not asked of the device before every token before it is known.
+        Asked when not all tokens before it are known, perhaps; where they could make a difference, the answer is yes.
         """
         ...
 
@@ -104,12 +104,6 @@ class Sequence:
     def unscored(self) -> bool:
         """Whether prompt tokens are left whose log-probabilities have to be asked for."""
         return self.scoring is not None and self.scored < self.prompt_length - 1
-
-    @property
-    def blocked(self) -> bool:
-        """Whether the next token depends on one that is not known yet."""
-        restriction = self.restriction
-        return restriction is not None and self.pending > 0 and restriction.wanted(self.generated + self.pending)
 
     @property
     def complete(self) -> bool:
