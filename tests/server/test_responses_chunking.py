@@ -123,7 +123,7 @@ def put_together(events):
 )  # fmt: skip
 def test_joined_events_are_the_whole_response(words, cuts, finish, opening, summary, sealed, logprobs):
     text = "".join(words)
-    shape = Shape(frozenset("p"), summary, sealed)
+    shape = Shape(frozenset("p"), {"f": ("s", "own")}, summary, sealed)
     asked = 0 if logprobs else None
     events = streamed(writer(opening, shape, asked), deltas(text, cuts, finish, logprobs=logprobs))
     last = events[-1]["response"]

@@ -142,6 +142,7 @@ def test_ids_are_kept_and_unique():
         (called("c", "[1]"), "arguments"),
         (called(""), "call_id"),
         ({"type": "function_call", "call_id": "c", "arguments": "{}"}, "name"),
+        ({**called("c"), "namespace": 5}, "namespace"),
         (gave("c", None), "output"),
         (gave("c", [{"type": "input_image", "image_url": "x"}]), "output[0]"),
         ({"type": "custom_tool_call", "call_id": "c", "name": "p"}, "input"),
@@ -173,7 +174,7 @@ def test_tools():
             {"type": "custom", "name": "p", "description": "Patch.", "format": {"type": "grammar", "syntax": "lark", "definition": "start: /a/"}},
         ]
     )  # fmt: skip
-    assert (found.skipped, found.custom) == (("tools of type web_search", "tools of type namespace"), {"p"})
+    assert (found.skipped, found.custom) == (("tools of type web_search",), {"p"})
     first, second, custom = (tool["function"] for tool in found.declared)
     assert first == {"name": "f", "description": "d", "strict": True, "parameters": {"type": "object"}}
     assert second == {"name": "g", "parameters": {"type": "object", "properties": {}}}
@@ -181,12 +182,23 @@ def test_tools():
     assert (list(custom["parameters"]["properties"]), custom["parameters"]["required"]) == (["input"], ["input"])
 
 
+def test_tools_in_namespaces():
+    inside = [{"type": "function", "name": "find"}, {"type": "custom", "name": "run"}, {"type": "web_search"}]
+    found = read_tools([{"name": "find"}, {"type": "namespace", "name": "mcp__files", "tools": inside}])
+    assert [tool["function"]["name"] for tool in found.declared] == ["find", "mcp__files__find", "mcp__files__run"]
+    assert found.spaces == {"mcp__files__find": ("mcp__files", "find"), "mcp__files__run": ("mcp__files", "run")}
+    assert (found.custom, found.skipped) == ({"mcp__files__run"}, ("tools of type web_search",))
+    back = {**called("c", name="find"), "namespace": "mcp__files"}
+    assert messages(back)[0]["tool_calls"] == [call_of("c", name="mcp__files__find")]
+
+
 @pytest.mark.parametrize(
     ("tool", "field"),
     [
         ({"type": "function"}, "name"), ({"name": "a b"}, "name"), ({"name": "f", "parameters": 5}, "parameters"),
         ({"type": "custom", "name": "p", "format": 5}, "format"), ({"type": "custom", "name": "p", "description": 5}, "description"),
-        ({"name": "first"}, "name"),
+        ({"name": "first"}, "name"), ({"type": "namespace", "tools": []}, "name"), ({"type": "namespace", "name": "n"}, "tools"),
+        ({"type": "namespace", "name": "n", "tools": [5]}, "tools[0]"), ({"type": "namespace", "name": "n", "tools": [{}]}, "tools[0].name"),
     ],
 )  # fmt: skip
 def test_tools_that_cannot_be(tool, field):

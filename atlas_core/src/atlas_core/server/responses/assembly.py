@@ -1,7 +1,7 @@
 """An answer put together from deltas: its items, and the events that tell of them. Streams and whole answers are made here alike."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from atlas_core.contracts.dialect import Text
 from atlas_core.server.answer import AnswerEvent, AnswerReader, Arguments, Call, Thought
@@ -15,6 +15,7 @@ from atlas_core.server.responses.growing import (
     GrowingThought,
     Logprobs,
 )
+from atlas_core.server.responses.tools import Spaces
 from atlas_core.server.store.port import Item
 from atlas_core.server.turn import Turn
 from atlas_core.vocab.messages import Delta, Position
@@ -22,9 +23,10 @@ from atlas_core.vocab.messages import Delta, Position
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How items shall look: tools that are ``custom``, thoughts as ``summary``, or ``sealed`` to be sent back."""
+    """How items shall look: tools that are ``custom`` or in ``spaces``, thoughts as ``summary``, or ``sealed`` to be sent back."""
 
     custom: frozenset[str] = frozenset()
+    spaces: Spaces = field(default_factory=dict)
     summary: bool = False
     sealed: bool = False
 
@@ -74,10 +76,11 @@ class Assembly:
                     message = GrowingMessage(self._new_id("msg_"), index)
                     events = self._begin(message)
                 return events + message.add(text, self._logprobs(text, begins=bool(events)))
-            case Call(_, call_id, name) if name in self._shape.custom:
-                return self._begin(GrowingCustomCall(self._new_id("ctc_"), index, call_id, name))
             case Call(_, call_id, name):
-                return self._begin(GrowingCall(self._new_id("fc_"), index, call_id, name))
+                space, own = self._shape.spaces.get(name, (None, name))
+                if name in self._shape.custom:
+                    return self._begin(GrowingCustomCall(self._new_id("ctc_"), index, call_id, own, space))
+                return self._begin(GrowingCall(self._new_id("fc_"), index, call_id, own, space))
             case Arguments(_, text) if isinstance(self._open, GrowingCall | GrowingCustomCall):
                 return self._open.add(text)
         return []

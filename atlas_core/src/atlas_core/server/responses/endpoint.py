@@ -104,7 +104,7 @@ class Responses:
         self._shared.unknown.tell(context.skipped)
         turn = await prepare(self._shared, service, request, context, tools, arrival)
         kept = request.store is not False
-        shape = Shape(tools.custom, summary_of(request) is not None, SEALED in (request.include or ()))
+        shape = Shape(tools.custom, tools.spaces, summary_of(request) is not None, SEALED in (request.include or ()))
         writer = ResponseWriter(turn, Asked(request, kept, context.conversation), shape, new_id, self._clock)
         return _Work(owner, request, context, turn, writer, kept)
 

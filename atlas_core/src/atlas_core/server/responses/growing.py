@@ -120,8 +120,9 @@ class GrowingThought(_Told):
 class GrowingCall(_Told):
     """A call of a function."""
 
-    def __init__(self, id: str, index: int, call_id: str, name: str) -> None:  # noqa: A002
-        start = {"type": "function_call", "call_id": call_id, "name": name, "arguments": ""}
+    def __init__(self, id: str, index: int, call_id: str, name: str, space: str | None = None) -> None:  # noqa: A002
+        """``name`` is that in the namespace ``space``."""
+        start = {"type": "function_call", "call_id": call_id, "name": name, **_in_space(space), "arguments": ""}
         super().__init__({"id": id, "status": "in_progress", **start}, index)
         self._name = name
         self._pieces: list[str] = []
@@ -142,8 +143,9 @@ class GrowingCall(_Told):
 class GrowingCustomCall(_Told):
     """A call of a custom tool: what the model writes as the argument ``input`` is passed on as text."""
 
-    def __init__(self, id: str, index: int, call_id: str, name: str) -> None:  # noqa: A002
-        start = {"type": "custom_tool_call", "call_id": call_id, "name": name, "input": ""}
+    def __init__(self, id: str, index: int, call_id: str, name: str, space: str | None = None) -> None:  # noqa: A002
+        """``name`` is that in the namespace ``space``."""
+        start = {"type": "custom_tool_call", "call_id": call_id, "name": name, **_in_space(space), "input": ""}
         super().__init__({"id": id, "status": "in_progress", **start}, index)
         self._arguments: list[str] = []
         self._reader = InputReader()
@@ -212,6 +214,10 @@ class InputReader:
             self._lost = True
             return ""
         return decoded
+
+
+def _in_space(space: str | None) -> dict[str, str]:
+    return {} if space is None else {"namespace": space}
 
 
 def _text_part(text: str, logprobs: Logprobs) -> dict[str, Any]:

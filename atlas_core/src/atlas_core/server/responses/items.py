@@ -167,21 +167,20 @@ def _reasoning(item: Mapping[str, Any], place: str) -> dict[str, Any]:
 
 def _function_call(item: Mapping[str, Any], place: str) -> dict[str, Any]:
     arguments = _string(item, "arguments", place) or "{}"
-    cut = item.get("status") == "incomplete"
-    if not cut and not is_whole(arguments):
+    call = _call(item, place)
+    if call["status"] == "completed" and not is_whole(arguments):
         raise invalid(f"{place}.arguments", "it is no JSON text of an object")
-    return {
-        "call_id": _name(item, "call_id", place), "name": _name(item, "name", place), "arguments": arguments,
-        "status": "incomplete" if cut else "completed",
-    }  # fmt: skip
+    return {**call, "arguments": arguments}
 
 
 def _custom_call(item: Mapping[str, Any], place: str) -> dict[str, Any]:
-    cut = item.get("status") == "incomplete"
-    return {
-        "call_id": _name(item, "call_id", place), "name": _name(item, "name", place), "input": _string(item, "input", place),
-        "status": "incomplete" if cut else "completed",
-    }  # fmt: skip
+    return {**_call(item, place), "input": _string(item, "input", place)}
+
+
+def _call(item: Mapping[str, Any], place: str) -> dict[str, Any]:
+    space = {"namespace": _name(item, "namespace", place)} if item.get("namespace") is not None else {}
+    status = "incomplete" if item.get("status") == "incomplete" else "completed"
+    return {"call_id": _name(item, "call_id", place), "name": _name(item, "name", place), **space, "status": status}
 
 
 def _call_output(item: Mapping[str, Any], place: str) -> dict[str, Any]:

@@ -78,6 +78,7 @@ class FunctionCallItem(Struct, tag_field="type", tag="function_call"):
     name: str
     arguments: str
     status: ItemStatus
+    namespace: str | UnsetType = UNSET
 
 
 class FunctionCallOutputItem(Struct, tag_field="type", tag="function_call_output"):
@@ -97,6 +98,7 @@ class CustomToolCallItem(Struct, tag_field="type", tag="custom_tool_call"):
     name: str
     input: str
     status: ItemStatus
+    namespace: str | UnsetType = UNSET
 
 
 class CustomToolCallOutputItem(Struct, tag_field="type", tag="custom_tool_call_output"):

@@ -1,8 +1,8 @@
 """The tools of a request, flat, as the chat endpoint spells them. Pure."""
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from atlas_core.server.conversation import TOOL_NAME
@@ -13,15 +13,22 @@ INPUT = "input"
 """The one parameter of the function as which a custom tool is offered."""
 
 
+Spaces = Mapping[str, tuple[str, str]]
+"""The namespace and the name there of functions that stand for a tool in a namespace, by the name that the model is told."""
+
+
 @dataclass(frozen=True, slots=True)
 class Tools:
     """``declared`` are functions as chat declares them; those named in ``custom`` stand for tools that take free text.
+
+    ``spaces`` has those of namespaces.
 
     ``skipped`` says which were left out, since no model here can use them.
     """
 
     declared: tuple[dict[str, Any], ...] = ()
     custom: frozenset[str] = frozenset()
+    spaces: Spaces = field(default_factory=dict)
     skipped: tuple[str, ...] = ()
 
 
@@ -29,23 +36,52 @@ def read_tools(tools: Sequence[Mapping[str, Any]]) -> Tools:
     """``tools`` for the chat template. Tools that the server would have to run are left out. Raises RequestError naming the field."""
     declared: list[dict[str, Any]] = []
     custom: set[str] = set()
+    spaces: dict[str, tuple[str, str]] = {}
     skipped: list[str] = []
-    for index, tool in enumerate(tools):
-        field = f"tools[{index}]"
+    for place, space, tool in _flat(tools):
         kind = tool.get("type", "function")
         if kind not in ("function", "custom"):
             skipped.append(f"tools of type {str(kind)[:64]}")
             continue
-        name = tool.get("name")
-        if not isinstance(name, str) or not TOOL_NAME.fullmatch(name):
-            raise invalid(f"{field}.name", "it is no name of up to 256 characters without blanks, quotes and brackets")
+        own = _name(tool, place)
+        name = offered_name(own, space)
         if any(name == other["function"]["name"] for other in declared):
-            raise invalid(f"{field}.name", f"there is another tool {name!r}")
+            raise invalid(f"{place}.name", f"there is another tool {name!r}")
+        if space is not None:
+            spaces[name] = space, own
         if kind == "custom":
             custom.add(name)
-        function = _custom(tool, field) if kind == "custom" else _function(tool, field)
+        function = _custom(tool, place) if kind == "custom" else _function(tool, place)
         declared.append({"type": "function", "function": {"name": name, **function}})
-    return Tools(tuple(declared), frozenset(custom), tuple(skipped))
+    return Tools(tuple(declared), frozenset(custom), spaces, tuple(skipped))
+
+
+def offered_name(name: str, space: str | None) -> str:
+    """What the model is told that a tool is called."""
+    return name if space is None else f"{space}__{name}"
+
+
+def _flat(tools: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str | None, Mapping[str, Any]]]:
+    """(place, namespace, tool) of every tool, those in namespaces included."""
+    for index, tool in enumerate(tools):
+        place = f"tools[{index}]"
+        if tool.get("type") != "namespace":
+            yield place, None, tool
+            continue
+        space, inside = _name(tool, place), tool.get("tools")
+        if not isinstance(inside, list):
+            raise invalid(f"{place}.tools", "it is no list of tools")
+        for number, each in enumerate(inside):
+            if not isinstance(each, Mapping):
+                raise invalid(f"{place}.tools[{number}]", "it is no object")
+            yield f"{place}.tools[{number}]", space, each
+
+
+def _name(tool: Mapping[str, Any], place: str) -> str:
+    name = tool.get("name")
+    if not isinstance(name, str) or not TOOL_NAME.fullmatch(name):
+        raise invalid(f"{place}.name", "it is no name of up to 256 characters without blanks, quotes and brackets")
+    return name
 
 
 def chat_choice(choice: str | Mapping[str, Any] | None, tools: Tools) -> str | dict[str, Any]:

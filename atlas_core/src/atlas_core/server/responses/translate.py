@@ -5,7 +5,7 @@ from typing import Any
 
 from atlas_core.server.responses.items import invalid, text_of, thought_of
 from atlas_core.server.responses.schema import InputRequest, ResponsesRequest
-from atlas_core.server.responses.tools import Tools, chat_choice, custom_arguments
+from atlas_core.server.responses.tools import Tools, chat_choice, custom_arguments, offered_name
 from atlas_core.server.schema import ChatRequest
 from atlas_core.server.store.port import Item
 from atlas_core.vocab.errors import RequestError
@@ -73,7 +73,7 @@ def conversation(items: Sequence[Item], instructions: str | None = None) -> list
             case "function_call" | "custom_tool_call" if item["status"] != "incomplete":
                 custom = item["type"] == "custom_tool_call"
                 arguments = custom_arguments(item["input"]) if custom else item["arguments"]
-                function = {"name": item["name"], "arguments": arguments}
+                function = {"name": offered_name(item["name"], item.get("namespace")), "arguments": arguments}
                 call = {"id": item["call_id"], "type": "function", "function": function}
                 _answer(messages).setdefault("tool_calls", []).append(call)
             case "function_call_output" | "custom_tool_call_output":
