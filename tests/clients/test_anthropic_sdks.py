@@ -119,9 +119,9 @@ def test_errors(server, client):
     ):
         stranger.messages.create(**NAMED, messages=[{"role": "user", "content": "x"}])
     assert (caught.value.type, caught.value.request_id[:4]) == ("authentication_error", "req_")
-    with pytest.raises(anthropic.NotFoundError) as caught:
+    with pytest.raises(anthropic.InternalServerError) as caught:
         client.messages.batches.list()
-    assert caught.value.type == "not_found_error"
+    assert (caught.value.status_code, caught.value.error_code) == (501, "not_implemented")
 
 
 @tool

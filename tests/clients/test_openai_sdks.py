@@ -142,7 +142,16 @@ def test_llm(server, run_client, mode):
     (settings / "extra-openai-models.yaml").write_text(json.dumps([entry]))
     llm = str(Path(sys.executable).with_name("llm"))
     said = run_client(
-        llm, "-m", "atlas", "--functions", FUNCTIONS, *mode, ASK, LLM_USER_PATH=str(settings), OPENAI_API_KEY="k"
+        llm,
+        "-m",
+        "atlas",
+        "--no-log",
+        "--functions",
+        FUNCTIONS,
+        *mode,
+        ASK,
+        LLM_USER_PATH=str(settings),
+        OPENAI_API_KEY="k",
     )
     assert "Let me look." in said
     assert said.endswith("Sunny, ☀ both.\n")

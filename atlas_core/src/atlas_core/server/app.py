@@ -203,11 +203,11 @@ GENERATION_STATUSES = frozenset({HTTPStatus.NOT_FOUND, HTTPStatus.TOO_MANY_REQUE
 NOT_HERE = tuple(
     f"/v1/{name}"
     for name in (
-        "assistants", "audio", "batches", "containers", "evals", "files", "fine_tuning", "images", "moderations", "realtime",
-        "threads", "uploads", "vector_stores", "videos",
+        "assistants", "audio", "batches", "containers", "evals", "files", "fine_tuning", "images", "messages/batches", "moderations",
+        "realtime", "threads", "uploads", "vector_stores", "videos",
     )
 )  # fmt: skip
-"""Families of OpenAI's endpoints that clients know and this server has not: told apart from paths that nobody knows."""
+"""Families of endpoints that clients know and this server has not: told apart from paths that nobody knows."""
 
 
 def _nothing() -> None:
