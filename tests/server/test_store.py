@@ -176,6 +176,17 @@ def test_memory_and_file_are_the_same(tmp_path_factory, steps):
     again.close()
 
 
+def test_what_is_too_old_leaves_the_file(tmp_path):
+    clock = Clock()
+    base = Database(tmp_path / "s.db", StoreLimits(retention=100.0), clock)
+    base.save("me", response("r", item("a", "a secret of mine")))
+    clock.now += 101
+    assert base.load("me", "response", "other") is None
+    assert base.size == 0
+    base.close()
+    assert b"a secret of mine" not in (tmp_path / "s.db").read_bytes()
+
+
 def test_what_histories_have_in_common_is_kept_once(tmp_path):
     base = Database(tmp_path / "s.db", StoreLimits(), Clock())
     history = tuple(item(f"i{number}", "x" * 1000 + str(number)) for number in range(50))

@@ -50,11 +50,15 @@ class Database:
         self._limits = limits
         self._clock = clock
         self._file = _opened(path)
-        self.size = self._measured()
-        (latest,) = self._file.execute("SELECT coalesce(max(changed), 0.0) FROM records").fetchone()
-        self._changed = float(latest)
-        with self._change():
-            self._evict()
+        try:
+            self.size = self._measured()
+            (latest,) = self._file.execute("SELECT coalesce(max(changed), 0.0) FROM records").fetchone()
+            self._changed = float(latest)
+            with self._change():
+                self._evict()
+        except sqlite3.Error as error:
+            self._file.close()
+            raise _unusable(path, str(error)) from error
 
     def close(self) -> None:
         """Close the file."""
@@ -77,6 +81,9 @@ class Database:
 
     def load(self, owner: str, kind: Kind, asked: str) -> Record | None:
         """See the port."""
+        if self._file.execute("SELECT 1 FROM records WHERE changed < ? LIMIT 1", (self._oldest(),)).fetchone():
+            with self._change():
+                self._evict()
         found = self._find(owner, kind, asked)
         if found is None:
             return None
