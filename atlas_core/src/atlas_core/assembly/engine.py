@@ -3,6 +3,7 @@
 import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -123,19 +124,20 @@ def build(settings: Settings, registry: Registry, ledger: Ledger) -> Built:
 
     The driver starts and the vocabulary is read on threads of their own meanwhile.
     """
-    with ExitStack() as files, ExitStack() as undo, Aside() as aside:
+    with ExitStack() as files, ExitStack() as undo, Aside() as aside, ExitStack() as awake:
         with ledger.phase("resolve"):
             machine = choose_machine(registry, settings.hardware)
             waking = aside.start(partial(wake, machine))
+            awake.callback(_let_go, waking)
             model = open_model(registry, settings, ledger.progress)
             files.callback(model.checkpoint.close)
             plan = make_plan(model, machine, settings)
         reading = aside.start(lambda: Tokenizer(model.checkpoint.tokenizer(), lazy=True))
         with ledger.phase("device"):
-            sleep = waking.result()
+            waking.result()
             backend, library = open_backend(machine, model, plan.settings)
             undo.callback(backend.close)
-            sleep()
+            awake.close()
             audit(plan, library)
         runner, limits, budget = _run_up(backend, plan, model, ledger)
         with ledger.phase("preflight"):
@@ -159,6 +161,10 @@ def wake(machine: Machine) -> Callable[[], None]:
     except DeviceError:
         return lambda: None
     return undo
+
+
+def _let_go(waking: "Future[Callable[[], None]]") -> None:
+    waking.result()()
 
 
 def open_backend(machine: Machine, model: Model, settings: Settings) -> tuple[GpuBackend, KernelLibrary]:
