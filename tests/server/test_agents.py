@@ -32,6 +32,8 @@ RESULT = {
     "role": "user",
     "content": [{"type": "tool_result", "tool_use_id": "toolu_01A", "content": "Built.", "is_error": False}],
 }
+PARTS = [{"type": "text", "text": "Bu"}, {"type": "text", "text": "ilt."}]
+IN_PARTS = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "toolu_01A", "content": PARTS}]}
 LATER = {"role": "system", "content": "News."}
 SILENT = ("Llama-3", "Hermes-", "Mistral-")
 """Templates that print no text beside a call."""
@@ -68,6 +70,7 @@ def test_an_agent_in_the_templates_of_many_models(speakers):
         first, second = prompt(model, USER, AROUND), prompt(model, USER, AROUND, SAID, RESULT)
         third = prompt(model, USER, AROUND, SAID, RESULT, LATER)
         assert second.startswith(first) or MOVES in name, name
+        assert prompt(model, USER, AROUND, SAID, IN_PARTS) == second, name
         wanted = [] if MOVES in name else ["Section one.", "Section two."]
         wanted += ["Reminder.", "Question?", "Surroundings.", "Bash", "make", "Built."]
         wanted += [] if any(silent in name for silent in SILENT) else ["Now."]

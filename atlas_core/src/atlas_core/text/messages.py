@@ -30,7 +30,7 @@ def normalise(messages: Sequence[Mapping[str, Any]], abilities: TemplateAbilitie
     """Copies of ``messages`` for a template of these abilities.
 
     Arguments of calls become objects (``""`` is ``{}``), or JSON text where the template wants that. Text parts are joined
-    without a separator where it wants a string. Content that is null is the empty string, an empty or null ``tool_calls`` is
+    without a separator where it wants a string, and in all turns but the user's. Content that is null is the empty string, an empty or null ``tool_calls`` is
     no field, and ``developer`` is ``system`` to a template that has never heard of it. Where only one system message is printed, or all
     at the beginning, later ones stay in their place as part of what stands before them: the system message, a user's turn, the result of
     a tool; behind an answer they are said by the user. Raises RequestError naming the field.
@@ -76,7 +76,9 @@ def _message(message: Mapping[str, Any], field: str, abilities: TemplateAbilitie
     if role == "developer" and not abilities.developer_role:
         out["role"] = "system"
     content = out.get("content")
-    out["content"] = "" if content is None else _content(content, f"{field}.content", abilities)
+    # Templates that take parts take them from users; in other turns many print them as they are, or as several results.
+    parts = abilities.content_parts and (role == "user" or not _only_text(content))
+    out["content"] = "" if content is None else _content(content, f"{field}.content", parts=parts)
     calls = out.get("tool_calls")
     if calls:
         out["tool_calls"] = [_call(call, f"{field}.tool_calls[{n}]", abilities) for n, call in enumerate(calls)]
@@ -85,8 +87,13 @@ def _message(message: Mapping[str, Any], field: str, abilities: TemplateAbilitie
     return out
 
 
-def _content(content: Any, field: str, abilities: TemplateAbilities) -> Any:
-    if isinstance(content, str) or abilities.content_parts:
+def _only_text(content: Any) -> bool:
+    parts = content if isinstance(content, list | tuple) else ()
+    return all(isinstance(part, Mapping) and isinstance(part.get("text"), str) for part in parts)
+
+
+def _content(content: Any, field: str, *, parts: bool) -> Any:
+    if isinstance(content, str) or parts:
         return content
     if not isinstance(content, Sequence):
         raise RequestError(
