@@ -89,3 +89,18 @@ def test_ids_of_calls_that_others_chose(speakers, name):
     text = bytes(token for token in prompt.ids if token < 256).decode()
     assert "toolu_01A" not in text
     assert text.count(hashlib.sha256(b"toolu_01A").hexdigest()[:9]) == 2
+
+
+CALLS = [{**CALL, "id": f"toolu_{n}", "input": {"command": f"do {n}"}} for n in (1, 2)]
+RESULTS = [{"type": "tool_result", "tool_use_id": f"toolu_{n}", "content": f"did {n}"} for n in (2, 1)]
+
+
+def test_parallel_calls_in_the_templates_of_many_models(speakers):
+    """Llama's have one call at a time."""
+    body = {**BODY, "messages": [USER, {"role": "assistant", "content": CALLS}, {"role": "user", "content": RESULTS}]}
+    request, _ = read(CountRequest, body)
+    for name, model in speakers.items():
+        prompt = Messages().prompt(request, model, Ready(1 << 20, 1, 300, "f"))
+        text = bytes(token for token in prompt.ids if token < 256).decode()
+        assert [word for word in ("do 1", "do 2", "did 1", "did 2") if word not in text] == [], name
+    assert not speakers["meta-llama-Llama-3.1-8B-Instruct"].template.abilities.parallel_calls

@@ -48,6 +48,10 @@ def test_real_templates_render_as_the_reference_does(shared):
             # These two inputs are brought into shape first, where the reference passes them on as they are.
             if case in {"tools_called_string_args", "content_parts"}:
                 continue
+            # Refused by the reference, and said one after the other here.
+            if case == "parallel_calls" and not chat.abilities.parallel_calls:
+                assert "text" not in result
+                continue
             if "text" in result:
                 assert render(chat, cases[case]) == result["text"], (name, case)
                 compared += 1
@@ -152,6 +156,37 @@ def test_real_templates_print_system_messages_wherever_they_stand(shared):
         moved += not chat.abilities.late_system
     assert able > 8
     assert moved > 3
+
+
+def test_parallel_calls_for_a_template_that_has_one_at_a_time():
+    source = (
+        "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% if m.tool_calls %}{% if m.tool_calls | length > 1 %}"
+        "{{ raise_exception('only one') }}{% endif %}{{ m.tool_calls[0].function.arguments | tojson }}{% endif %}{% endfor %}"
+    )
+    chat = template(source)
+    calls = [{"id": n, "function": {"name": "f", "arguments": {"n": n}}} for n in "abc"]
+    said = {"role": "assistant", "content": "x", "reasoning_content": "y", "tool_calls": calls}
+    results = [{"role": "tool", "tool_call_id": n, "content": n} for n in "bad"]
+    assert not chat.abilities.parallel_calls
+    assert template().abilities.parallel_calls
+    assert chat.render([USER, said, *results, USER], add_generation_prompt=False) == (
+        '[user]hi[assistant]x{"n": "a"}[tool]a[assistant]{"n": "b"}[tool]b[assistant]{"n": "c"}[tool]d[user]hi'
+    )
+    assert chat.render([USER, call({"n": 1}), results[0]]) == '[user]hi[assistant]{"n": 1}[tool]b'
+
+
+def test_calls_of_a_template_that_prints_them_where_there_is_no_content():
+    source = (
+        "{% for m in messages %}[{{ m.role }}]{% if m.content is none %}{% for c in m.tool_calls %}{{ c.function.arguments | tojson }}"
+        "{% endfor %}{% else %}{{ m.content }}{% endif %}{% endfor %}"
+    )
+    chat = template(source)
+    assert chat.abilities.null_content
+    assert not template().abilities.null_content
+    assert (
+        chat.render([USER, call({"n": 1}), {"role": "assistant", "content": None}])
+        == '[user]hi[assistant]{"n": 1}[assistant]'
+    )
 
 
 def test_late_system_messages_of_a_template_that_has_one():

@@ -17,13 +17,16 @@ class TemplateAbilities:
 
     ``content_parts``: content as a list of typed parts. ``object_arguments``: a call's arguments as an object, not as
     JSON text. ``developer_role``: the role ``developer`` is known by name. ``late_system``: system messages are printed where they
-    stand; many templates drop or refuse all but the first, or print all at the beginning.
+    stand; many templates drop or refuse all but the first, or print all at the beginning. ``parallel_calls``: an answer may have several.
+    ``null_content``: calls are printed only where there is no content, not even an empty one.
     """
 
     content_parts: bool
     object_arguments: bool
     developer_role: bool
     late_system: bool
+    parallel_calls: bool
+    null_content: bool
 
 
 def normalise(messages: Sequence[Mapping[str, Any]], abilities: TemplateAbilities) -> list[Message]:
@@ -33,14 +36,39 @@ def normalise(messages: Sequence[Mapping[str, Any]], abilities: TemplateAbilitie
     without a separator where it wants a string, and in all turns but the user's. Content that is null is the empty string, an empty or null ``tool_calls`` is
     no field, and ``developer`` is ``system`` to a template that has never heard of it. Where only one system message is printed, or all
     at the beginning, later ones stay in their place as part of what stands before them: the system message, a user's turn, the result of
-    a tool; behind an answer they are said by the user. Raises RequestError naming the field.
+    a tool; behind an answer they are said by the user. Where an answer has one call at most, further ones become answers of their own, each
+    with its result behind it. Raises RequestError naming the field.
     """
     if not messages:
         raise RequestError(
             "there are no messages", "a conversation has at least one turn", "send one", field="messages"
         )
     turns = [_message(message, f"messages[{index}]", abilities) for index, message in enumerate(messages)]
+    if not abilities.parallel_calls:
+        turns = _with_single_calls(turns)
+    if abilities.null_content:
+        turns = [{**turn, "content": turn["content"] or None} if turn.get("tool_calls") else turn for turn in turns]
     return turns if abilities.late_system else _with_one_system(turns)
+
+
+def _with_single_calls(turns: Sequence[Message]) -> list[Message]:
+    found: list[Message] = []
+    place = 0
+    while place < len(turns):
+        turn = turns[place]
+        end = next((n for n in range(place + 1, len(turns)) if turns[n]["role"] != "tool"), len(turns))
+        calls, results = turn.get("tool_calls") or (), list(turns[place + 1 : end])
+        if len(calls) < 2:
+            found += turns[place:end]
+        else:
+            for number, call in enumerate(calls):
+                said = {**turn, "tool_calls": [call]}
+                mine = [result for result in results if result.get("tool_call_id") == call.get("id")][:1]
+                found += [said if number == 0 else {"role": turn["role"], "content": "", "tool_calls": [call]}, *mine]
+                results = [result for result in results if not any(result is one for one in mine)]
+            found += results
+        place = end
+    return found
 
 
 def _with_one_system(turns: Sequence[Message]) -> list[Message]:

@@ -74,7 +74,7 @@ class ChatTemplate:
             )
         turns = normalise(messages, self.abilities)
         if continue_final_message:
-            turns[-1]["content"] = _marked(turns[-1]["content"])
+            turns[-1]["content"] = _marked(turns[-1]["content"] or "")
         prompt = self._run(turns, tools or None, add_generation_prompt, extra or {})
         if not continue_final_message:
             return prompt
@@ -118,22 +118,27 @@ class ChatTemplate:
             ) from None
 
     def _probe(self, source: str) -> TemplateAbilities:
-        user = {"role": "user", "content": "x"}
         parts = self._try([{"role": "user", "content": [{"type": "text", "text": _NEEDLE}]}])
-        objects, texts = (
-            self._try([user, _probe_call(arguments), {"role": "tool", "content": "x", "tool_call_id": "call00001"}])
-            for arguments in ({_NEEDLE: "x"}, json.dumps({_NEEDLE: "x"}))
-        )
+        shapes = ({_NEEDLE: "x"}, json.dumps({_NEEDLE: "x"}))
+        objects, texts = (self._try(_probe_calls(shape)) for shape in shapes)
+        null = None
+        if _NEEDLE not in objects + texts:
+            objects, texts, null = (*(self._try(_probe_calls(shape, content=None)) for shape in shapes), True)
         roles = ("system", "user", "system", "assistant", "user", "system")
         turns = self._try([{"role": role, "content": f"{_NEEDLE} {number}"} for number, role in enumerate(roles)])
         places = [turns.find(f"{_NEEDLE} {number}") for number in range(len(roles))]
         # A Python spelling of the value means that the template only printed what it was given.
         by_object = _NEEDLE in objects and f"{{'{_NEEDLE}'" not in objects
+        object_arguments = by_object or _NEEDLE not in texts
+        content, shape = (None if null else ""), shapes[not object_arguments]
+        twice = self._try(_probe_calls(shape, content=content, count=2)).count(_NEEDLE)
         return TemplateAbilities(
             content_parts=_NEEDLE in parts and "{'type'" not in parts and '{"type"' not in parts,
-            object_arguments=by_object or _NEEDLE not in texts,
+            object_arguments=object_arguments,
             developer_role="developer" in source,
             late_system=-1 not in places and places == sorted(places),
+            parallel_calls=twice > 1 or _NEEDLE not in objects + texts,
+            null_content=bool(null) and _NEEDLE in objects + texts,
         )
 
     def _try(self, messages: list[Mapping[str, Any]]) -> str:
@@ -172,13 +177,12 @@ def _tojson(
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
-def _probe_call(arguments: Any) -> dict[str, Any]:
+def _probe_calls(arguments: Any, *, content: str | None = "", count: int = 1) -> list[Mapping[str, Any]]:
+    ids = [f"call0000{number}" for number in range(count)]
     function = {"name": "probe", "arguments": arguments}
-    return {
-        "role": "assistant",
-        "content": "",
-        "tool_calls": [{"id": "call00001", "type": "function", "function": function}],
-    }
+    calls = [{"id": call_id, "type": "function", "function": function} for call_id in ids]
+    results = [{"role": "tool", "content": "x", "tool_call_id": call_id} for call_id in ids]
+    return [{"role": "user", "content": "x"}, {"role": "assistant", "content": content, "tool_calls": calls}, *results]
 
 
 def _marked(content: Any) -> Any:
