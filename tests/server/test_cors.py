@@ -34,6 +34,14 @@ def test_every_origin(serve):
     assert server.http.get("/version", headers={"origin": PAGE}).headers["access-control-allow-origin"] == "*"
 
 
+def test_pages_from_outside_may_reach_this_machine_where_they_may_at_all(serve):
+    asked = {"access-control-request-method": "POST", "access-control-request-private-network": "true"}
+    server = serve(cors_origins=(PAGE,))
+    answer = server.http.options("/tokenize", headers={**asked, "origin": PAGE})
+    assert (answer.status_code, answer.headers["access-control-allow-private-network"]) == (200, "true")
+    assert server.http.options("/tokenize", headers={**asked, "origin": "https://other.example"}).status_code == 400
+
+
 def test_no_origin_unless_it_was_given(serve):
     server = serve()
     assert preflight(server).status_code == 403

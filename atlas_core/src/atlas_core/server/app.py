@@ -111,7 +111,7 @@ class Application:
                 0,
                 Middleware(
                     CORSMiddleware, allow_origins=options.cors_origins, allow_methods=["GET", "POST", "DELETE"],
-                    allow_headers=["*"], expose_headers=EXPOSED_HEADERS,
+                    allow_headers=["*"], expose_headers=EXPOSED_HEADERS, allow_private_network=True,
                 ),
             )  # fmt: skip
         return layers
