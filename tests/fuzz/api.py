@@ -4,9 +4,11 @@ Every answer must have a status, a type and a body that the document knows, and 
 Run by ``make fuzz``: ``python tests/fuzz/api.py SECONDS``.
 """
 
+import contextlib
 import logging
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -25,17 +27,17 @@ def main(seconds: int) -> int:
     engine = kit.FakeEngine(lambda request: kit.deltas(request, chunk=8), slots=8)
     model = kit.model(speech=kit.speech("<tool_call>\n{name} <think>"))
     server = kit.Running(engine, ServerOptions(api_keys=(KEY,), max_body=2**20), model).wait()
-    try:
+    # It keeps what it found in a folder of where it runs.
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        stack.callback(server.stop)
         return subprocess.run(
             [
                 str(Path(sys.executable).with_name("schemathesis")), "run", f"{server.url}/openapi.json", "--max-time", str(seconds),
                 "--checks", CHECKS, "-H", f"x-api-key: {KEY}", "--workers", "2", "--continue-on-failure", "--no-color",
                 "--request-timeout", "20", "--suppress-health-check", "all", "--warnings", "off",
             ],
-            check=False,
+            check=False, cwd=folder,
         ).returncode  # fmt: skip
-    finally:
-        server.stop()
 
 
 if __name__ == "__main__":

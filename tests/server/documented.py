@@ -44,7 +44,9 @@ class Documented:
     def event(self, path: str, payload: Any) -> None:
         """Check one event of a stream."""
         content = self._api["paths"][path]["post"]["responses"]["200"]["content"]["text/event-stream"]
-        validator(self._api["components"], content["x-event-schema"]).validate(payload)
+        data = content["schema"]["properties"]["data"]
+        schema = data.get("anyOf", [data])[0]["contentSchema"]
+        validator(self._api["components"], schema).validate(payload)
 
 
 _DOCUMENTS: dict[tuple[tuple[str, str], ...], Any] = {}

@@ -181,12 +181,12 @@ def _generation(shared: Shared) -> list[Operation]:
     return [
         Operation(
             path="/v1/chat/completions", method="POST", endpoint=Generation(Chat(), shared), summary="Answer a conversation",
-            tag="Generation", body=ChatRequest, example={"messages": [{"role": "user", "content": "What is gravity?"}]}, answer=shapes.ChatCompletion, events=shapes.ChatCompletionChunk,
+            tag="Generation", body=ChatRequest, example={"messages": [{"role": "user", "content": "What is gravity?"}]}, answer=shapes.ChatCompletion, events=shapes.ChatCompletionChunk, last="[DONE]",
             statuses=GENERATION_STATUSES,
         ),
         Operation(
             path="/v1/completions", method="POST", endpoint=Generation(Completions(), shared), summary="Go on with a text",
-            tag="Generation", body=CompletionRequest, example={"prompt": "The sky is", "max_tokens": 16}, answer=shapes.TextCompletion, events=shapes.TextCompletion,
+            tag="Generation", body=CompletionRequest, example={"prompt": "The sky is", "max_tokens": 16}, answer=shapes.TextCompletion, events=shapes.TextCompletion, last="[DONE]",
             statuses=GENERATION_STATUSES,
         ),
     ]  # fmt: skip

@@ -114,8 +114,7 @@ def _responses(operation: Operation, known: Mapping[int, Any]) -> dict[str, Any]
     if operation.media == JSON:
         content = {JSON: {"schema": _either(operation.answer, operation.anthropic, known)}}
     if operation.events is not None:
-        # OpenAPI 3.1 has no word for the schema of one event; 3.2 calls it itemSchema.
-        content[EVENTS] = {"schema": {"type": "string"}, "x-event-schema": known[id(operation.events)]}
+        content[EVENTS] = {"schema": _event(known[id(operation.events)], operation.last)}
     id_headers = dict.fromkeys(operation.errors.headers, _REQUEST_ID)
     found: dict[str, Any] = {
         str(int(operation.status)): {"description": "The answer.", "headers": id_headers, "content": content}
@@ -134,6 +133,14 @@ def _responses(operation: Operation, known: Mapping[int, Any]) -> dict[str, Any]
 
 def _either(kind: Any, other: Any, known: Mapping[int, Any]) -> Any:
     return known[id(kind)] if other is None else {"anyOf": [known[id(kind)], known[id(other)]]}
+
+
+def _event(data: Any, last: str | None) -> dict[str, Any]:
+    """The schema of one event of a stream: OpenAPI 3.1 has no word for it, and tools take the schema of a stream for that of each event."""
+    payload: dict[str, Any] = {"type": "string", "contentMediaType": JSON, "contentSchema": data}
+    if last is not None:
+        payload = {"anyOf": [payload, {"const": last}]}
+    return {"type": "object", "properties": {"event": {"type": "string"}, "data": payload}, "required": ["data"]}
 
 
 def _phrase(status: int) -> str:

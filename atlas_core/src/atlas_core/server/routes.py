@@ -21,7 +21,7 @@ class Operation:
 
     ``path`` is in Starlette's spelling, ``endpoint`` an async function of a request, or an ASGI application. ``body`` and ``query``
     are the schemas of what it reads, ``example`` a body that it answers; ``answer`` is the schema of what it answers with ``status``, in ``media``. ``events`` is that of
-    one event, where it can stream. ``also`` has the schemas of further answers that are no errors, by status; ``statuses`` are further ones that only this endpoint knows; those that follow from what it reads
+    one event, where it can stream, and ``last`` the data of the one that ends a stream, if that is another. ``also`` has the schemas of further answers that are no errors, by status; ``statuses`` are further ones that only this endpoint knows; those that follow from what it reads
     and needs are added to them (see ``all_statuses``). ``needs_model`` is false where loading makes no difference. ``open`` asks for
     no key, and ``metered`` says whether rate limits count it. ``errors`` is how its errors are told. ``anthropic`` is the schema of the
     answer to requests with the header anthropic-version, where that is another one; their errors are told as Anthropic's.
@@ -40,6 +40,7 @@ class Operation:
     status: int = HTTPStatus.OK
     media: str = JSON
     events: Any = None
+    last: str | None = None
     also: Mapping[int, Any] = field(default_factory=dict)
     statuses: frozenset[int] = frozenset()
     needs_model: bool = True
