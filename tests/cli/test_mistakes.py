@@ -33,6 +33,18 @@ def edit(path, **changes):
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
+@pytest.mark.parametrize(
+    ("content", "why"), [(b"a diary " * 100, "file is not a database"), (None, "No such file or directory")]
+)
+def test_a_store_that_is_none(atlas, model, tmp_path, content, why):
+    path = tmp_path / "kept.db" if content else tmp_path / "no" / "kept.db"
+    if content:
+        path.write_bytes(content)
+    said = serve(atlas, model, "--store", path)
+    said.expect(EXIT_CODES[UsageError], f"{path} cannot be used as a store", why, "--store memory")
+    assert content is None or path.read_bytes() == content
+
+
 @pytest.mark.parametrize("name", ["./nowhere", "nothing", "a/b/c"])
 def test_no_such_model(atlas, name):
     serve(atlas, name).expect(EXIT_CODES[UsageError], f"there is no model {name!r}", "no file or directory", "smollm2")
