@@ -3,6 +3,9 @@
 import openai
 import pytest
 
+from atlas_core.server.store.opening import open_store
+from atlas_core.server.store.port import StoreLimits
+
 ASK = {"role": "user", "content": "weather?"}
 
 
@@ -228,3 +231,22 @@ def test_the_key_that_let_a_request_in_is_whose_it_is(serve, kit):
     assert ask("GET", f"/v1/responses/{name}", "two").status_code == 404
     plain = server.http.get(f"/v1/responses/{name}", headers={"authorization": "Bearer one"})
     assert plain.status_code == 200
+
+
+def test_a_server_that_keeps_nothing(serve, kit):
+    server = serve(kit.engine(), store=open_store("none", StoreLimits()))
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="k", max_retries=0) as sdk:
+        made = sdk.responses.create(model="tiny", input="hi")
+        assert (made.store, made.output_text) == (False, kit.answer)
+        for attempt, error, code in (
+            (lambda: sdk.responses.retrieve(made.id), openai.NotFoundError, "response_not_found"),
+            (lambda: sdk.responses.create(model="tiny", input="x", previous_response_id=made.id), openai.BadRequestError, "previous_response_not_found"),
+            (lambda: sdk.responses.create(model="tiny", input="x", background=True), openai.BadRequestError, "invalid_value"),
+            (lambda: sdk.responses.create(model="tiny", input="x", conversation="conv_1"), openai.NotFoundError, "conversation_not_found"),
+            (lambda: sdk.responses.create(model="tiny", input=[{"type": "item_reference", "id": "msg_1"}]), openai.BadRequestError, "item_not_found"),
+            (sdk.conversations.create, openai.BadRequestError, "store_off"),
+            (lambda: sdk.conversations.delete("conv_1"), openai.NotFoundError, "conversation_not_found"),
+        ):  # fmt: skip
+            with pytest.raises(error) as caught:
+                attempt()
+            assert caught.value.code == code

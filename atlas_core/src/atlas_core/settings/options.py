@@ -197,9 +197,9 @@ class Settings:
     )
     store: str = _option(
         "memory",
-        text("PATH|memory"),
+        text("PATH|memory|none"),
         "Server",
-        "Where responses and conversations are kept: a file that outlives the server, or memory.",
+        "Where responses and conversations are kept: a file that outlives the server, memory, or nowhere.",
     )
     store_max_entries: int = _option(
         10_000, integer(1), "Server", "Most responses and conversations kept; the oldest are forgotten first."

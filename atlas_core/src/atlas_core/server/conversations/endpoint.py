@@ -57,6 +57,11 @@ class Conversations:
 
     async def create(self, request: Request) -> Response:
         """A new conversation, with ``items`` if there are any; a body is not needed."""
+        if not self._store.keeps:
+            raise RequestError(
+                "this server keeps no conversations", "it was started with --store none", "send the whole history each time",
+                kind="unsupported", code="store_off",
+            )  # fmt: skip
         asked = await self._read(request, ConversationRequest)
         items = self._items(asked.items or [], ())
         body = {"metadata": asked.metadata or {}}

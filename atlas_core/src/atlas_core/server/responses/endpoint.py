@@ -78,11 +78,18 @@ class Responses:
         body = parse_object(await read_body(http.headers, http.stream(), shared.options.max_body))
         request = read_request(ResponsesRequest, body, UNSUPPORTED)
         shared.unknown.tell(unknown_fields(ResponsesRequest, body, {*UNSUPPORTED, *WITHOUT_EFFECT}))
-        _check(request)
+        kept = request.store is not False and self._store.keeps
+        if request.background and not kept:
+            raise RequestError(
+                "background needs store", "nobody could ask for an answer that is not kept",
+                "leave background out" if not self._store.keeps else "leave store out", field="background", code="invalid_value",
+            )  # fmt: skip
         capacity = service.engine.info.max_batch_size + shared.options.max_queue
         with ExitStack() as stack:
             places = stack.enter_context(shared.gate.enter(1, capacity))
-            work = await while_connected(receive, self._understand(service, request, owner_of(scope), arrival))
+            work = await while_connected(
+                receive, self._understand(service, request, owner_of(scope), arrival, kept=kept)
+            )
             record = record_of(scope)
             record.model, record.stream = work.turn.model, work.turn.stream
             # A response in the background outlives its request, and so the record of that.
@@ -97,13 +104,14 @@ class Responses:
         else:
             await while_connected(receive, send_log(send, job.log, 0, shared.options.ping_interval))
 
-    async def _understand(self, service: Service, request: ResponsesRequest, owner: str, arrival: float) -> _Work:
+    async def _understand(
+        self, service: Service, request: ResponsesRequest, owner: str, arrival: float, *, kept: bool
+    ) -> _Work:
         tools = read_tools(request.tools or ())
         self._shared.unknown.tell(tools.skipped)
         context = await gather(self._store, owner, request, new_id)
         self._shared.unknown.tell(context.skipped)
         turn = await prepare(self._shared, service, request, context, tools, arrival)
-        kept = request.store is not False
         shape = Shape(tools.custom, tools.spaces, summary_of(request) is not None, SEALED in (request.include or ()))
         writer = ResponseWriter(turn, Asked(request, kept, context.conversation), shape, new_id, self._clock)
         return _Work(owner, request, context, turn, writer, kept)
@@ -242,11 +250,3 @@ def _told_to_client(error: Exception, response_id: str) -> AtlasError:
         return error
     _LOG.error("response %s failed", response_id, exc_info=error)
     return internal_error(response_id)
-
-
-def _check(request: ResponsesRequest) -> None:
-    if request.background and request.store is False:
-        raise RequestError(
-            "background needs store", "nobody could ask for an answer that is not kept", "leave store out", field="background",
-            code="invalid_value",
-        )  # fmt: skip

@@ -23,6 +23,8 @@ class _Row:
 class MemoryStore:
     """Records in a dict, the least recently changed first. Values are kept encoded: nobody can change them from outside."""
 
+    keeps = True
+
     def __init__(self, limits: StoreLimits, clock: Callable[[], float]) -> None:
         """``clock`` is Unix time, seconds."""
         self._limits = limits

@@ -41,6 +41,11 @@ class Store(Protocol):
     Every method raises AtlasError when the medium fails. Whatever is written survives as long as the medium does, unless limits evict it.
     """
 
+    @property
+    def keeps(self) -> bool:
+        """Whether it keeps anything at all."""
+        ...
+
     async def save(self, owner: str, record: Record) -> None:
         """Keep ``record``, in place of one of the same id. Raises RequestError of kind too_large when it can never fit."""
         ...

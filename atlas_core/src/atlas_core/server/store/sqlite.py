@@ -15,6 +15,8 @@ T = TypeVar("T")
 class SqliteStore:
     """Everything that ``database`` does happens on one thread, in the order in which it was asked for."""
 
+    keeps = True
+
     def __init__(self, database: Database) -> None:
         self._database = database
         self._thread = ThreadPoolExecutor(1, "atlas-store")
