@@ -79,6 +79,16 @@ def test_without_a_parent_every_request_has_a_trace_of_its_own(collected):
     assert (spans[2].attributes["error.type"], spans[2].status.status_code) == ("400", StatusCode.UNSET)
 
 
+def test_what_the_client_called_the_model(collected):
+    found = collected()
+    found.server.chat(max_tokens=1, model="gpt-x")
+    span = found.spans(1)[0]
+    assert span.name == "chat tiny"
+    names = ("gen_ai.request.model", "gen_ai.response.model")
+    assert [span.attributes[name] for name in names] == ["gpt-x", "tiny"]
+    assert found.points()["gen_ai.server.request.duration"].attributes["gen_ai.request.model"] == "tiny"
+
+
 def test_a_failure_is_an_error(collected, kit):
     def broken(request):
         raise ZeroDivisionError

@@ -31,7 +31,7 @@ CLIENT_GONE = 499
 class Record:
     """What is written down about one request; handlers fill in what they learn.
 
-    ``key`` names the client's API key, and is no secret. ``first_token`` are seconds from the head of the request. ``errors`` is how this
+    ``key`` names the client's API key, and is no secret. ``model`` is the one that answers, ``requested`` what the client called it. ``first_token`` are seconds from the head of the request. ``errors`` is how this
     endpoint tells errors; ``headers`` go into the answer, whatever it is.
     """
 
@@ -41,6 +41,7 @@ class Record:
     endpoint: str = "other"
     key: str = ""
     model: str = ""
+    requested: str = ""
     stream: bool = False
     status: int = CLIENT_GONE
     seconds: float = 0.0

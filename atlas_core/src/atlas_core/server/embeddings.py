@@ -43,6 +43,7 @@ class Embeddings:
         shared, record = self._shared, record_of(request.scope)
         service = shared.lifecycle.service()
         asked = await read_asked(request, EmbeddingsRequest, shared)
+        record.requested = asked.model or ""
         record.model = served_name(service.model, asked.model, strict=shared.options.strict_model)
         embedder = _embedder(service, asked)
         prompts = await asyncio.to_thread(_prompts, service, asked)

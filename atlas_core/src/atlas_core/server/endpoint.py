@@ -103,7 +103,7 @@ class Generation(Generic[R]):
         send: Send,
     ) -> None:
         record = record_of(scope)
-        record.model, record.stream = model, bool(request.stream)
+        record.model, record.requested, record.stream = model, request.model or "", bool(request.stream)
         turn = await make_turn(self._face, service, model, request, arrival)
         outputs = [Output() for _ in turn.sequences]
         deltas = run(service.engine, turn, places, self._shared.metrics, self._shared.clock, record)

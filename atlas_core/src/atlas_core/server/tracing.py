@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.metrics.export import MetricReader
     from opentelemetry.sdk.trace import SpanProcessor
 
+_LONGEST_NAME = 128
 _OPERATIONS = {"/v1/completions": "text_completion", "/v1/embeddings": "embeddings"}
 
 
@@ -61,14 +62,10 @@ class OpenTelemetry:
         self._meters.shutdown()
 
     def _measure(self, record: Record, attributes: Mapping[str, Any]) -> None:
-        names = (
-            "gen_ai.operation.name",
-            "gen_ai.provider.name",
-            "gen_ai.request.model",
-            "gen_ai.response.model",
-            "error.type",
-        )
+        names = ("gen_ai.operation.name", "gen_ai.provider.name", "gen_ai.response.model", "error.type")
         labels = {name: attributes[name] for name in names if name in attributes}
+        # Not as clients call it: the number of series has to be bounded.
+        labels["gen_ai.request.model"] = record.model
         self._duration.record(record.seconds, labels)
         if record.first_token is None:
             return
@@ -113,7 +110,7 @@ def _attributes(record: Record) -> dict[str, Any]:
         found |= {
             "gen_ai.operation.name": _OPERATIONS.get(record.endpoint, "chat"),
             "gen_ai.provider.name": "atlas",
-            "gen_ai.request.model": record.model,
+            "gen_ai.request.model": record.requested[:_LONGEST_NAME] or record.model,
             "gen_ai.response.model": record.model,
             "gen_ai.usage.input_tokens": record.prompt_tokens,
             "gen_ai.usage.output_tokens": record.completion_tokens,

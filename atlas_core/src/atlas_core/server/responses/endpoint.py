@@ -91,7 +91,8 @@ class Responses:
                 receive, self._understand(service, request, owner_of(scope), arrival, kept=kept)
             )
             record = record_of(scope)
-            record.model, record.stream = work.turn.model, work.turn.stream
+            record.model, record.requested = work.turn.model, request.model or ""
+            record.stream = work.turn.stream
             # A response in the background outlives its request, and so the record of that.
             written = None if request.background else record
             deltas = self._kept(run(service.engine, work.turn, places, shared.metrics, shared.clock, written), work)
