@@ -4,6 +4,7 @@ import asyncio
 import json
 
 import httpx
+import openai
 import pytest
 
 from atlas_core.server.rates import Rates
@@ -14,7 +15,13 @@ from atlas_core.server.store.port import Record, StoreLimits
 
 @pytest.fixture(scope="module")
 def server(serve_module, kit):
-    return serve_module(kit.engine(delay=0.003), max_queue=4)
+    return serve_module(kit.engine(delay=0.003))
+
+
+@pytest.fixture(scope="module")
+def slow(serve_module, kit):
+    """One whose responses take a second: whatever is asked meanwhile is asked in time."""
+    return serve_module(kit.engine(delay=0.04))
 
 
 def post(server, **body):
@@ -37,7 +44,6 @@ def events(text):
 def test_asked_for_until_it_is_done(server, kit):
     first = post(server, metadata={"a": "b"}).json()
     assert (first["status"], first["background"], first["output"], first["usage"]) == ("queued", True, [], None)
-    kit.until(lambda: get(server, first["id"])["status"] == "in_progress")
     done = ended(server, kit, first["id"])
     assert (done["status"], done["metadata"]) == ("completed", {"a": "b"})
     assert done["output"][0]["content"][0]["text"] == kit.answer
@@ -45,39 +51,38 @@ def test_asked_for_until_it_is_done(server, kit):
     assert again.json()["usage"]["input_tokens"] > done["usage"]["input_tokens"]
 
 
-def test_one_that_is_not_done_cannot_be_gone_on_from(server, kit):
-    first = post(server).json()
-    error = post(server, previous_response_id=first["id"]).json()["error"]
+def test_one_that_is_not_done_cannot_be_gone_on_from(slow, kit):
+    first = post(slow).json()
+    kit.until(lambda: get(slow, first["id"])["status"] == "in_progress")
+    error = post(slow, previous_response_id=first["id"]).json()["error"]
     assert (error["param"], "it has no answer" in error["message"]) == ("previous_response_id", True)
-    ended(server, kit, first["id"])
+    slow.http.post(f"/v1/responses/{first['id']}/cancel")
 
 
-def test_cancelled(server, kit):
-    first = post(server).json()
-    kit.until(lambda: server.engine.running)
-    cancelled = server.http.post(f"/v1/responses/{first['id']}/cancel").json()
+def test_cancelled(slow, kit):
+    first = post(slow).json()
+    kit.until(lambda: slow.engine.running)
+    cancelled = slow.http.post(f"/v1/responses/{first['id']}/cancel").json()
     assert (cancelled["status"], cancelled["usage"]) == ("cancelled", None)
-    assert server.engine.aborted[-1].startswith(first["id"])
-    assert get(server, first["id"])["status"] == "cancelled"
-    assert server.http.post(f"/v1/responses/{first['id']}/cancel").json() == cancelled
-    kit.until(lambda: server.app.gate.inside == 0)
-    other = post(server, background=False).json()
-    error = server.http.post(f"/v1/responses/{other['id']}/cancel")
+    assert slow.engine.aborted[-1].startswith(first["id"])
+    assert get(slow, first["id"])["status"] == "cancelled"
+    assert slow.http.post(f"/v1/responses/{first['id']}/cancel").json() == cancelled
+    kit.until(lambda: slow.app.gate.inside == 0)
+    other = post(slow, background=False).json()
+    error = slow.http.post(f"/v1/responses/{other['id']}/cancel")
     assert (error.status_code, error.json()["error"]["code"]) == (400, "response_not_cancellable")
-    assert server.http.post("/v1/responses/resp_none/cancel").status_code == 404
+    assert slow.http.post("/v1/responses/resp_none/cancel").status_code == 404
 
 
-def test_deleted_while_it_is_made(server, kit):
-    first = post(server).json()
-    assert server.http.delete(f"/v1/responses/{first['id']}").json()["deleted"] is True
-    kit.until(lambda: server.app.gate.inside == 0)
-    assert server.http.get(f"/v1/responses/{first['id']}").status_code == 404
+def test_deleted_while_it_is_made(slow, kit):
+    first = post(slow).json()
+    assert slow.http.delete(f"/v1/responses/{first['id']}").json()["deleted"] is True
+    kit.until(lambda: slow.app.gate.inside == 0)
+    assert slow.http.get(f"/v1/responses/{first['id']}").status_code == 404
 
 
-def test_it_goes_on_without_its_client_and_can_be_watched_again(server, kit):
-    with server.http.stream(
-        "POST", "/v1/responses", json={"input": "hi", "background": True, "stream": True}
-    ) as answer:
+def test_it_goes_on_without_its_client_and_can_be_watched_again(slow, kit):
+    with slow.http.stream("POST", "/v1/responses", json={"input": "hi", "background": True, "stream": True}) as answer:
         seen = []
         for line in answer.iter_lines():
             seen += events(line)
@@ -88,18 +93,33 @@ def test_it_goes_on_without_its_client_and_can_be_watched_again(server, kit):
         ("response.created", "queued"), ("response.queued", "queued"), ("response.in_progress", "in_progress")
     ]  # fmt: skip
     name = seen[0]["response"]["id"]
-    assert get(server, name)["status"] == "in_progress"
-    rest = events(server.http.get(f"/v1/responses/{name}", params={"stream": "true", "starting_after": 5}).text)
+    assert get(slow, name)["status"] == "in_progress"
+    rest = events(slow.http.get(f"/v1/responses/{name}", params={"stream": "true", "starting_after": 5}).text)
     assert [event["sequence_number"] for event in seen + rest] == list(range(6 + len(rest)))
     assert rest[-1]["type"] == "response.completed"
-    assert rest[-1]["response"] == get(server, name)
+    assert rest[-1]["response"] == get(slow, name)
     text = "".join(event["delta"] for event in seen + rest if event["type"] == "response.output_text.delta")
     assert text == kit.answer
     # The events stay for a while, all of them.
-    assert events(server.http.get(f"/v1/responses/{name}", params={"stream": "true"}).text) == seen + rest
+    assert events(slow.http.get(f"/v1/responses/{name}", params={"stream": "true"}).text) == seen + rest
     for value in ("x", "-5", "1.5"):
-        error = server.http.get(f"/v1/responses/{name}", params={"stream": "true", "starting_after": value})
+        error = slow.http.get(f"/v1/responses/{name}", params={"stream": "true", "starting_after": value})
         assert (error.status_code, error.json()["error"]["param"]) == (400, "starting_after")
+
+
+def test_the_sdk_watches(server, kit):
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="k", max_retries=0) as sdk:
+        seen = []
+        for event in sdk.responses.create(model="tiny", input="hi", background=True, stream=True):
+            seen.append(event)
+            if len(seen) == 8:
+                break
+        name = seen[0].response.id
+        rest = list(sdk.responses.retrieve(name, stream=True, starting_after=7))
+        assert [event.sequence_number for event in rest] == list(range(8, 8 + len(rest)))
+        with sdk.responses.stream(response_id=name) as again:
+            assert again.get_final_response().output_text == kit.answer
+        assert sdk.responses.cancel(name).status == "completed"
 
 
 def test_events_that_nobody_kept(server, kit):
@@ -115,8 +135,9 @@ def test_queries_that_say_nothing(server):
     assert (error.status_code, error.json()["error"]["param"]) == (400, "stream")
 
 
-def test_room_is_counted(server, kit):
-    names = [post(server).json()["id"] for _ in range(12)]
+def test_room_is_counted(serve, kit):
+    server = serve(kit.engine(slots=2, prefill=1.0), max_queue=1)
+    names = [post(server).json()["id"] for _ in range(3)]
     full = post(server)
     assert (full.status_code, "retry-after" in full.headers) == (429, True)
     for name in names:
@@ -143,7 +164,7 @@ def test_one_that_fails(serve, kit, caplog):
 
 
 def test_draining_waits_for_it(serve, kit):
-    server = serve(kit.engine(delay=0.005))
+    server = serve(kit.engine(delay=0.03))
     name = post(server).json()["id"]
     kit.until(lambda: server.engine.running)
     loop = server.server._loop

@@ -18,10 +18,11 @@ _CHAT = {
     "tool_choice.allowed_tools": "tool_choice",
 }  # fmt: skip
 """Fields of the chat endpoint, and what they are called here; the first that fits counts."""
-_SAMPLING = (
+_SAME = (
     "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed", "stop",
     "ignore_eos", "min_tokens", "stream",
 )  # fmt: skip
+"""Fields that mean the same to both endpoints."""
 
 
 def chat_request(request: InputRequest, items: Sequence[Item], tools: Tools) -> ChatRequest:
@@ -47,7 +48,7 @@ def chat_request(request: InputRequest, items: Sequence[Item], tools: Tools) -> 
         chat_template_kwargs=request.chat_template_kwargs,
     )
     if isinstance(request, ResponsesRequest):
-        for name in _SAMPLING:
+        for name in _SAME:
             setattr(chat, name, getattr(request, name))
         chat.max_completion_tokens = request.max_output_tokens
         if LOGPROBS in (request.include or ()) or request.top_logprobs:
