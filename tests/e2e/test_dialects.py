@@ -25,9 +25,10 @@ from atlas_core.scheduler.limits import Limits
 from atlas_core.scheduler.plan import LAST_TOKEN_MARKER
 from atlas_core.scheduler.scheduler import Scheduler
 from atlas_core.server.app import Application
+from atlas_core.server.listen import bind_socket, url_of
 from atlas_core.server.options import ServerOptions
 from atlas_core.server.ports import ServedModel, Service
-from atlas_core.server.run import DrainingServer, bind_socket, url_of
+from atlas_core.server.run import DrainingServer
 from atlas_core.settings import read_settings
 from atlas_core.testing.models import ScriptedModel
 from atlas_core.text.detokenize import Detokenizer

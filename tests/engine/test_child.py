@@ -46,3 +46,27 @@ def test_one_that_was_never_asked_is_ended(child_path):
     with EngineProcess("scripted_engine:prepare") as process:
         pass
     assert process.returncode == -9
+
+
+@pytest.mark.parametrize("orders", [b'{"delay": 0.0}', b'{"delay": 0.001}'], ids=["as foreseen", "others"])
+def test_it_begins_with_what_it_will_be_told_and_obeys_what_it_is_told(child_path, orders):
+    async def scenario(process):
+        client, phases = ProcessClient("nobody:loads this", orders, process=process), []
+        await client.start(phases.append)
+        assert (await answer(client, request("a")))[0]
+        await client.close()
+        return len(phases)
+
+    with EngineProcess("scripted_engine:prepare", b'{"delay": 0.0}') as process:
+        reports = asyncio.run(scenario(process))
+    assert reports == (2 if orders == b'{"delay": 0.0}' else 4)
+
+
+def test_a_failure_that_came_early_is_told_when_somebody_listens(child_path):
+    async def scenario(process):
+        await asyncio.sleep(1.0)  # it has failed by now, and waits
+        with pytest.raises(BudgetError, match="it does not fit"):
+            await ProcessClient("nobody:loads this", b'{"broken": true}', process=process).start(lambda progress: None)
+
+    with EngineProcess("scripted_engine:prepare", b'{"broken": true}') as process:
+        asyncio.run(scenario(process))

@@ -20,9 +20,10 @@ from documented import Documented
 from atlas_core.plugins import discover
 from atlas_core.plugins.load import load
 from atlas_core.server.app import Application
+from atlas_core.server.listen import bind_socket, url_of
 from atlas_core.server.options import ServerOptions
 from atlas_core.server.ports import OnProgress, ServedModel, Service
-from atlas_core.server.run import DrainingServer, bind_socket, url_of
+from atlas_core.server.run import DrainingServer
 from atlas_core.text.detokenize import Detokenizer
 from atlas_core.text.dialect.choice import choose
 from atlas_core.text.stop import StopMatcher

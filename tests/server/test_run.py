@@ -11,7 +11,7 @@ import time
 import httpx
 import pytest
 
-from atlas_core.server.run import bind_socket, url_of
+from atlas_core.server.listen import bind_socket, url_of
 from atlas_core.vocab.errors import UsageError
 
 PROGRAM = r"""
@@ -19,7 +19,8 @@ import asyncio, sys, time
 from atlas_core.server.app import Application
 from atlas_core.server.options import ServerOptions
 from atlas_core.server.ports import ServedModel, Service
-from atlas_core.server.run import bind_socket, run
+from atlas_core.server.listen import bind_socket
+from atlas_core.server.run import run
 from atlas_core.server.background import in_background
 from atlas_core.vocab.errors import AtlasError, BudgetError, EngineError
 from atlas_core.vocab.messages import Delta, Gauges, Ready

@@ -20,13 +20,14 @@ def assembly(monkeypatch):
     calls, engines = [], []
     fake = types.ModuleType("atlas_core.assembly.serve")
 
-    def serve(settings, registry, reporter, engine):
+    def serve(settings, registry, reporter, engine, listener):
+        assert listener.getsockname()[1]
         assert engine.returncode is None
         engines.append(engine)
         calls.append((settings, registry, reporter))
-        if settings.port == 1:
+        if settings.max_queue == 1:
             raise BudgetError("too big", "because", "do")
-        return 3 if settings.port == 2 else 0
+        return 3 if settings.max_queue == 2 else 0
 
     fake.serve = serve
     monkeypatch.setitem(sys.modules, "atlas_core.assembly.serve", fake)
@@ -44,8 +45,8 @@ def test_settings_reach_the_assembly(assembly, monkeypatch):
 
 
 def test_exit_codes(assembly, capsys):
-    assert main(["serve", "tiny", "--port", "2"]) == 3
-    assert main(["serve", "tiny", "--port", "1"]) == 7
+    assert main(["serve", "tiny", "--port", "0", "--max-queue", "2"]) == 3
+    assert main(["serve", "tiny", "--port", "0", "--max-queue", "1"]) == 7
     assert "error: too big\n  why:  because\n  cure: do" in capsys.readouterr().err
     assert main(["serve"]) == 2
     assert "no model is given" in capsys.readouterr().err

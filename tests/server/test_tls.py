@@ -11,7 +11,8 @@ import time
 import httpx
 import pytest
 
-from atlas_core.server.run import check_tls, is_loopback, url_of
+from atlas_core.server.listen import is_loopback, url_of
+from atlas_core.server.run import check_tls
 from atlas_core.vocab.errors import UsageError
 
 PROGRAM = """
@@ -19,7 +20,8 @@ import asyncio, sys
 from pathlib import Path
 from atlas_core.server.app import Application
 from atlas_core.server.options import ServerOptions
-from atlas_core.server.run import bind_socket, run, url_of
+from atlas_core.server.listen import bind_socket, url_of
+from atlas_core.server.run import run
 
 class Lines:
     def progress(self, progress): pass

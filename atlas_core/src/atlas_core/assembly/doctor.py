@@ -21,7 +21,7 @@ from atlas_core.loading.hub import offline
 from atlas_core.plugins import PluginRecord, Registry, survey
 from atlas_core.plugins.probe import Prober
 from atlas_core.plugins.registry import canonical
-from atlas_core.server.run import bind_socket
+from atlas_core.server.listen import bind_socket
 from atlas_core.settings import Settings
 from atlas_core.vocab.errors import AtlasError
 from atlas_core.vocab.target import Target

@@ -2,18 +2,20 @@
 
 import asyncio
 import gc
+import socket
 from dataclasses import replace
 
 from atlas_core.assembly.served import fetch, served_model
-from atlas_core.assembly.settings import encode_settings
+from atlas_core.assembly.settings import engine_settings
 from atlas_core.engine.child import EngineProcess
 from atlas_core.engine.client import ProcessClient
 from atlas_core.plugins import Registry
 from atlas_core.server.app import Application
 from atlas_core.server.background import in_background
+from atlas_core.server.listen import is_loopback
 from atlas_core.server.options import ServerOptions
 from atlas_core.server.ports import OnProgress, Reporter, Service
-from atlas_core.server.run import bind_socket, check_tls, is_loopback, run
+from atlas_core.server.run import check_tls, run
 from atlas_core.server.store.opening import open_store
 from atlas_core.server.store.port import StoreLimits
 from atlas_core.server.tracing import open_telemetry
@@ -25,14 +27,15 @@ _DAY_S = 86_400.0
 _BUILD = "atlas_core.assembly.engine:build_engine"
 
 
-def serve(settings: Settings, registry: Registry, reporter: Reporter, engine: EngineProcess) -> int:
-    """Serve until told to end; returns the exit code. The port is taken before anything is read. ``engine`` waits for its orders.
+def serve(
+    settings: Settings, registry: Registry, reporter: Reporter, engine: EngineProcess, listener: socket.socket
+) -> int:
+    """Serve until told to end; returns the exit code. ``engine`` waits for its orders; ``listener`` is the port.
 
     Raises AtlasError for whatever makes serving impossible.
     """
     if not settings.model:
         raise UsageError("no model is named", "a server serves one", "atlas serve MODEL; try atlas serve smollm2")
-    listener = bind_socket(settings.bind, settings.port)
     options = replace(ServerOptions.of(settings), loopback=is_loopback(listener))
     if options.tls is not None:
         check_tls(*options.tls)
@@ -59,7 +62,7 @@ async def bring_up(settings: Settings, registry: Registry, engine: EngineProcess
 
     path = await in_background(lambda: fetch(settings, registry, progress))
     local = replace(settings, model=str(path), revision=None)
-    client = ProcessClient(_BUILD, encode_settings(local), process=engine)
+    client = ProcessClient(_BUILD, engine_settings(settings, path), process=engine)
     text = asyncio.ensure_future(in_background(lambda: served_model(settings, local, registry)))
     try:
         await client.start(on_progress)

@@ -18,8 +18,10 @@ from atlas_core.vocab.errors import EngineError
 class EngineProcess:
     """``python -m atlas_core.engine.process``, which connects to ``listener``: once, in a directory that nobody else can enter."""
 
-    def __init__(self, prepare: str = "") -> None:
+    def __init__(self, prepare: str = "", early: bytes = b"") -> None:
         """``prepare`` is ``module:attr`` of what the process calls while it waits for its orders: () → serving.Build.
+
+        ``early`` are the settings that will be ordered, as far as can be known: the process begins to build with them.
 
         Raises EngineError when socket or process cannot be had.
         """
@@ -29,11 +31,14 @@ class EngineProcess:
         try:
             self.listener.bind(path)
             self.listener.listen(1)
-            prepared = ["--prepare", prepare] if prepare else []
+            more = [*(["--prepare", prepare] if prepare else []), *(["--early"] if early else [])]
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "atlas_core.engine.process", "--socket", path, *prepared],
-                stdin=subprocess.DEVNULL,
+                [sys.executable, "-m", "atlas_core.engine.process", "--socket", path, *more],
+                stdin=subprocess.PIPE if early else subprocess.DEVNULL,
             )
+            if self._process.stdin is not None:
+                self._process.stdin.write(early)
+                self._process.stdin.close()
         except OSError as error:
             self.forget_socket()
             raise EngineError(

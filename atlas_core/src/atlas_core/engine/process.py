@@ -26,7 +26,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="atlas_core.engine.process", description="the engine of an Atlas server")
     parser.add_argument("--socket", required=True, help="the Unix socket on which the API process listens")
     parser.add_argument("--prepare", default="", help="MODULE:ATTR of () → Build, called while orders are waited for")
+    parser.add_argument("--early", action="store_true", help="standard input has the settings that will be ordered")
     arguments = parser.parse_args()
+    early = sys.stdin.buffer.read() if arguments.early else None
     # A terminal's Ctrl-C and a supervisor's TERM reach the whole group; the API process drains, then closes the socket.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -34,7 +36,7 @@ def main() -> int:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.connect(arguments.socket)
     build = _prepared(arguments.prepare) if arguments.prepare else None
-    served = serve(connection, closed=lambda: os._exit(0), ready=_freeze, build=build, plugins=installed())
+    served = serve(connection, closed=lambda: os._exit(0), ready=_freeze, build=build, plugins=installed(), early=early)
     return 0 if served else 1
 
 

@@ -4,6 +4,7 @@ import contextlib
 import socket
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from queue import SimpleQueue
 
 from atlas_core.engine.failures import to_failure
@@ -28,13 +29,14 @@ _LINGER = 2.0
 
 def serve(
     connection: socket.socket, *, closed: Callable[[], None], ready: Callable[[], None], build: Build | None = None,
-    plugins: Identity = (),
+    plugins: Identity = (), early: bytes | None = None,
 ) -> bool:  # fmt: skip
     """Be the engine on ``connection`` until the other side goes away or a drain is done; False when something failed.
 
     ``closed`` is called at once, on another thread, when the other side goes away; ``ready`` before requests are taken.
     ``build`` stands for the one that Configure names. ``plugins`` are what is installed here: a peer that has others is
-    refused, since the two would not mean the same model. Nothing is raised: the other side is told, if it is still there.
+    refused, since the two would not mean the same model. ``early`` are settings that will most likely be ordered: with them ``build``
+    begins at once. Nothing is raised: the other side is told, if it is still there.
     """
     inbox: Inbox = SimpleQueue()
     sender = _Sender(connection)
@@ -44,9 +46,18 @@ def serve(
     engine: Engine | None = None
     try:
         sender.send(Hello(VERSION, plugins))
+        begun = None if build is None or early is None else _attempt(build, early, sender.send)
+        if begun is not None and begun.exception() is None:
+            engine = begun.result()
         check_hello(_next(inbox), plugins)
         configuration = _configuration(_next(inbox))
-        engine = (build or load(configuration.build, "atlas-core"))(configuration.settings, sender.send)
+        if begun is not None and configuration.settings == early:
+            engine = begun.result()  # raises what the attempt raised, now that the other side listens
+        else:
+            if engine is not None:
+                engine.close()
+                engine = None
+            engine = (build or load(configuration.build, "atlas-core"))(configuration.settings, sender.send)
         ready()
         sender.send(engine.info)
         engine.run(inbox, sender.send)
@@ -64,6 +75,15 @@ def serve(
         # Closing while the other side still writes would break its connection before it has read the last message.
         reader.join(_LINGER)
         connection.close()
+
+
+def _attempt(build: Build, settings: bytes, report: Report) -> "Future[Engine]":
+    attempt: Future[Engine] = Future()
+    try:
+        attempt.set_result(build(settings, report))
+    except Exception as error:  # noqa: BLE001 - raised where the result is asked for
+        attempt.set_exception(error)
+    return attempt
 
 
 class _Sender:
