@@ -3,6 +3,7 @@ import json
 import pkgutil
 import subprocess
 import sys
+from pathlib import Path
 
 import click
 import pytest
@@ -183,3 +184,13 @@ def test_two_owners_are_shown_and_are_an_error(tmp_path, monkeypatch, capsys):
     told = capsys.readouterr()
     assert told.out.count("clash") == 4
     assert "'clash': toy-one and toy-two" in told.err
+
+
+def test_explain_tells_the_dialects_and_why(atlas):
+    said = atlas(
+        "explain", Path(__file__).parents[1] / "data" / "tiny" / "llama", "--hw", "cpu", "--tool-call-parser", "mistral"
+    )
+    assert said.code == 0, said.err
+    assert "dialect    calls: mistral, from --tool-call-parser" in said.out
+    assert "dialect    thoughts: think, from the chat template" in said.out
+    assert "not seed_think: the template has no <seed:think>" in said.out

@@ -180,6 +180,9 @@ def test_what_is_rewritten_is_the_same(start, schema, good, bad):
         ({"prefixItems": [{"type": "integer", "multipleOf": number} for number in (9973, 9967, 9949)]}, "steps"),
         ({"minimum": 10**4000}, "not below"),
         ({"enum": [1, 10**4000]}, "not below"),
+        ({"allOf": [{"pattern": f"a.{{{i}}}b"} for i in range(30)]}, "regular expressions meet"),
+        # Whether both can hold cannot be told, and then they are not taken to exclude one another.
+        ({"patternProperties": {"a.{200}b": {"type": "null"}, "b.{201}a": {"type": "integer"}}}, "cannot be compared"),
         ({"type": "integer", "minimum": 5, "maximum": 3}, "no value"),
         ({"properties": {"a": {"$ref": "#"}}, "required": ["a"], "type": "object"}, "no value"),
         ({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}, "itself"),

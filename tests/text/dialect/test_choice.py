@@ -71,6 +71,17 @@ def test_who_decides(kit):
         choose(kit.known, qwen, reasoning=("hermes",))
 
 
+def test_the_reasons_are_told(kit):
+    calls, thoughts = choose(kit.known, "<tool_call> <think>", tools=("", "mistral")).choices
+    assert (calls.name, calls.source, calls.candidates) == ("mistral", "the model's preset or plugin", ())
+    assert (thoughts.name, thoughts.source) == ("think", "the chat template")
+    refused = {candidate.name: candidate.verdict for candidate in thoughts.candidates if not candidate.verdict.ok}
+    assert refused["seed_think"].reasons == ("the template has no <seed:think>",)
+    calls, thoughts = choose(kit.known, "", reasoning=("plain",)).choices
+    assert (calls.name, calls.source) == ("plain", "the chat template")
+    assert (thoughts.name, thoughts.source) == ("plain", "--reasoning-parser")
+
+
 ROUND_TRIPS = [
     "Qwen-Qwen3-0.6B", "Qwen3-Coder", "Qwen3.5-4B", "MiniMax-M2", "GLM-4.6", "google-gemma-4-31B-it", "deepseek-ai-DeepSeek-V3.1",
     "Mistral-Small-3.2-24B-Instruct-2506", "mistralai-Ministral-3-14B-Reasoning-2512", "meta-llama-Llama-3.2-3B-Instruct",

@@ -7,11 +7,13 @@ from atlas_core.assembly.machine import Machine, choose_machine
 from atlas_core.assembly.model import Model, open_model
 from atlas_core.assembly.plan import PlannedBucket, StepPlan, make_plan
 from atlas_core.assembly.prediction import CONTEXT, SHARE, predict
+from atlas_core.assembly.served import explained_speech
 from atlas_core.kernels.library import build_command
 from atlas_core.model.planner import Step
 from atlas_core.plugins.registry import Registry
 from atlas_core.server.translate import sampling_sources
 from atlas_core.settings import Settings
+from atlas_core.text.dialect.choice import Speech
 from atlas_core.vocab.errors import UsageError
 from atlas_core.vocab.resolve import Candidate
 
@@ -52,6 +54,7 @@ def describe(registry: Registry, model: Model, machine: Machine, plan: StepPlan)
             {"name": name, "value": value, "source": source}
             for name, value, source in sampling_sources(model.checkpoint.generation_config, model.preset.winner)
         ],
+        "dialects": _dialects(explained_speech(plan.settings, model, registry)),
         "model": {
             "path": str(model.path),
             "layers": spec.layers,
@@ -75,6 +78,14 @@ def describe(registry: Registry, model: Model, machine: Machine, plan: StepPlan)
         "buckets": [_bucket(planned, bandwidth) for planned in plan.buckets],
         "prediction": None if bandwidth is None else _premises(bandwidth),
     }
+
+
+def _dialects(speech: Speech) -> list[dict[str, Any]]:
+    """Of calls and of thoughts."""
+    return [
+        {"reads": reads, "name": choice.name, "source": choice.source, "candidates": _candidates(choice.candidates)}
+        for reads, choice in zip(("calls", "thoughts"), speech.choices, strict=True)
+    ]
 
 
 def _built(machine: Machine) -> bool:

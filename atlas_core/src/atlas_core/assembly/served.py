@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from atlas_core.assembly.model import catalogue, open_model
+from atlas_core.assembly.model import Model, catalogue, open_model
 from atlas_core.contracts.checkpoint import TokenizerSource
 from atlas_core.contracts.dialect import Dialect
 from atlas_core.loading.fetch import resolve_model
@@ -15,7 +15,7 @@ from atlas_core.server.ports import ChatTemplate, ServedModel
 from atlas_core.server.translate import sampling_defaults
 from atlas_core.settings import Settings
 from atlas_core.text import template
-from atlas_core.text.dialect.choice import choose
+from atlas_core.text.dialect.choice import Speech, choose
 from atlas_core.text.tokenizer import Tokenizer
 from atlas_core.vocab.errors import PluginError, UsageError
 
@@ -35,20 +35,8 @@ def served_model(settings: Settings, local: Settings, registry: Registry) -> Ser
     try:
         source = model.checkpoint.tokenizer()
         default, with_tools = _templates(settings, source)
-        declared = registry.models.require(model.family)
         preset = model.preset.winner
-        advised = (
-            (preset and preset.tool_call_parser) or declared.tool_call_parser,
-            (preset and preset.reasoning_parser) or declared.reasoning_parser,
-        )
-        named = settings.tool_call_parser, settings.reasoning_parser, *advised
-        known = dialects(registry, [name for name in named if name])
-        speech = choose(
-            known, with_tools or default or "",
-            tools=(settings.tool_call_parser or "", advised[0]),
-            reasoning=(settings.reasoning_parser or "", advised[1]),
-        )  # fmt: skip
-        own = known[speech.tool_dialect].chat_template
+        speech, own = speech_of(settings, model, registry, with_tools or default or "")
         if own is not None and settings.chat_template is None:
             default, with_tools = own, None
         return ServedModel(
@@ -64,6 +52,29 @@ def served_model(settings: Settings, local: Settings, registry: Registry) -> Ser
         )
     finally:
         model.checkpoint.close()
+
+
+def speech_of(settings: Settings, model: Model, registry: Registry, template: str) -> tuple[Speech, str | None]:
+    """How the model writes calls and thoughts, and the dialect's own chat template, if it has one. Raises AtlasError."""
+    declared = registry.models.require(model.family)
+    preset = model.preset.winner
+    advised = (
+        (preset and preset.tool_call_parser) or declared.tool_call_parser,
+        (preset and preset.reasoning_parser) or declared.reasoning_parser,
+    )
+    named = settings.tool_call_parser, settings.reasoning_parser, *advised
+    known = dialects(registry, [name for name in named if name])
+    speech = choose(
+        known, template, tools=(settings.tool_call_parser or "", advised[0]),
+        reasoning=(settings.reasoning_parser or "", advised[1]),
+    )  # fmt: skip
+    return speech, known[speech.tool_dialect].chat_template
+
+
+def explained_speech(settings: Settings, model: Model, registry: Registry) -> Speech:
+    """How the model writes calls and thoughts, with the reasons. Raises AtlasError."""
+    default, with_tools = _templates(settings, model.checkpoint.tokenizer())
+    return speech_of(settings, model, registry, with_tools or default or "")[0]
 
 
 def dialects(registry: Registry, named: Collection[str] = ()) -> dict[str, Dialect]:

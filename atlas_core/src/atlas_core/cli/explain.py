@@ -13,7 +13,7 @@ from atlas_core.cli.options import SectionedCommand, settings_from, settings_opt
 @click.command("explain", cls=SectionedCommand)
 @settings_options(
     "hardware", "numerics", "revision", "load_format", "transcode", "dtype", "block_size", "max_seq_len", "max_batch_size",
-    "max_prefill_tokens",
+    "max_prefill_tokens", "chat_template", "tool_call_parser", "reasoning_parser",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def command(as_json: bool, **params: Any) -> None:
@@ -46,6 +46,9 @@ def text(found: dict[str, Any]) -> Iterator[str]:
         yield from _refusals(found["preset"]["candidates"], found["preset"]["name"])
     for row in found["sampling"]:
         yield f"sampling   {row['name']} {row['value']:g}, from {row['source']}"
+    for row in found["dialects"]:
+        yield f"dialect    {row['reads']}: {row['name']}, from {row['source']}"
+        yield from _refusals(row["candidates"], row["name"])
     model = found["model"]
     yield f"model      {model['path']}"
     yield f"           {model['layers']} layers of {model['hidden_size']}, vocabulary {model['vocab_size']}"

@@ -17,6 +17,8 @@ MAX_BYTES = 1 << 19
 """Of a whole grammar."""
 _WHITESPACE = "[ \\t\\n\\r]{0,40}"
 """Between tokens of JSON; without a limit a model can write blanks for ever."""
+_EMPTY = "Regex is empty"
+"""What the compiler says of schemas that no text satisfies, as against those of which it cannot tell."""
 _QUESTIONS = 2_000
 """About regular expressions, for one schema."""
 _OPTIONS = {"whitespace_pattern": _WHITESPACE, "json_allowed_escapes": 'nrbtf\\"'}
@@ -88,10 +90,17 @@ class _Patterns:
         return self._problem({"pattern": pattern})
 
     def matches(self, patterns: Sequence[str], text: str) -> bool:
-        return not patterns or not self._problem({"enum": [text], "allOf": [{"pattern": one} for one in patterns]})
+        return not patterns or not self._none({"enum": [text], "allOf": [{"pattern": one} for one in patterns]})
 
     def disjoint(self, first: str, second: str) -> bool:
-        return bool(self._problem({"allOf": [{"pattern": first}, {"pattern": second}]}))
+        return self._none({"allOf": [{"pattern": first}, {"pattern": second}]})
+
+    def _none(self, limits: Mapping[str, Any]) -> bool:
+        """Whether there are no texts of such a schema. Raises Unenforceable when that cannot be told."""
+        problem = self._problem(limits)
+        if problem and _EMPTY not in problem:
+            raise Unenforceable("its regular expressions cannot be compared")
+        return bool(problem)
 
     def _problem(self, limits: Mapping[str, Any]) -> str:
         """Why there are no texts of such a schema; empty when there are."""

@@ -5,18 +5,28 @@ from dataclasses import dataclass
 
 from atlas_core.contracts.dialect import Dialect, ReasoningSyntax, ToolSyntax
 from atlas_core.vocab.errors import UsageError
-from atlas_core.vocab.resolve import resolve
+from atlas_core.vocab.resolve import Candidate, resolve
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A dialect's name, who said it, and what every candidate answered where that was the template."""
+
+    name: str = "plain"
+    source: str = ""
+    candidates: tuple[Candidate, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Speech:
-    """How a model writes calls and thoughts, with the names of the dialects that say so."""
+    """How a model writes calls and thoughts, with the names of the dialects that say so; ``choices`` are both, with their reasons."""
 
     tool_dialect: str = "plain"
     tools: ToolSyntax | None = None
     reasoning_dialect: str = "plain"
     reasoning: ReasoningSyntax | None = None
     stop: tuple[str, ...] = ()
+    choices: tuple[Choice, Choice] = (Choice(), Choice())
 
 
 def choose(
@@ -26,8 +36,8 @@ def choose(
 
     Raises UsageError for a name that no dialect has, ResolveError when two dialects claim the template alike.
     """
-    by_tools = _one(dialects, template, tools, "--tool-call-parser", lambda dialect: dialect.tools is not None)
-    by_reasoning = _one(
+    by_tools, calls = _one(dialects, template, tools, "--tool-call-parser", lambda dialect: dialect.tools is not None)
+    by_reasoning, thoughts = _one(
         dialects, template, reasoning, "--reasoning-parser", lambda dialect: dialect.reasoning is not None
     )
     return Speech(
@@ -36,21 +46,26 @@ def choose(
         by_reasoning.name if by_reasoning else "plain",
         by_reasoning.reasoning if by_reasoning else None,
         by_tools.stop if by_tools else (),
+        (calls, thoughts),
     )
 
 
 def _one(
     dialects: Mapping[str, Dialect], template: str, names: tuple[str, ...], flag: str, has: Callable[[Dialect], bool]
-) -> Dialect | None:
+) -> tuple[Dialect | None, Choice]:
     able = {name: dialect for name, dialect in dialects.items() if has(dialect)}
-    for name in filter(None, names):
+    for index, name in enumerate(names):
+        if not name:
+            continue
+        choice = Choice(name, "the model's preset or plugin" if index else flag)
         if name == "plain":
-            return None
+            return None, choice
         if name not in able:
             raise UsageError(
                 f"there is no dialect {name} for {flag}",
                 f"there are plain, {', '.join(sorted(able))}",
                 "choose one of them",
             )
-        return able[name]
-    return resolve(sorted(able.items()), lambda dialect: dialect.detect(template)).winner
+        return able[name], choice
+    found = resolve(sorted(able.items()), lambda dialect: dialect.detect(template))
+    return found.winner, Choice(found.name or "plain", "the chat template", tuple(found.candidates))

@@ -9,6 +9,9 @@ from typing import Protocol
 from atlas_core.text.schema.document import Node, Scope
 from atlas_core.text.schema.keywords import Unenforceable
 
+MAX_PATTERNS = 4
+"""Regular expressions that one text is held to: what the compiler does with all together grows exponentially."""
+
 Literal = tuple[Node, bool, Scope]
 """A schema, whether it must hold or must not, and the scope in which it stands."""
 State = frozenset[Literal]
@@ -180,6 +183,8 @@ def _both_steps(one: Fraction | None, other: Fraction | None) -> Fraction | None
 
 
 def _texts(one: Text, other: Text, known: Patterns) -> Text | None:
+    if len(one.patterns | other.patterns) > MAX_PATTERNS:
+        raise Unenforceable(f"more than {MAX_PATTERNS} regular expressions meet in one text")
     values = one.values if other.values is None else other.values if one.values is None else one.values & other.values
     found = Text(
         max(one.least, other.least), min(one.most, other.most), one.patterns | other.patterns, one.formats | other.formats,
