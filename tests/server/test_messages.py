@@ -148,10 +148,13 @@ def test_a_thought_a_text_and_calls(server, chunk):
     assert usage["output_tokens"] > 100
 
 
-@given(
-    words=st.lists(st.sampled_from(["<think>", "</think>", "\n", "ok é😀", "<tool_call>\n", '{"name": "f", "arguments": ', '{"a": [1, "é😀"]}', "[1]", "{", '"x', "}", "\n</tool_call>", "<", "a</t"]), max_size=12),
-    data=st.data(),
-)  # fmt: skip
+WORDS = [
+    "<think>", "</think>", "\n", "ok é😀", "<tool_call>\n", '{"name": "f", "arguments": ', '{"a": [1, "é😀"]}', "[1]", "{", '"x', "}",
+    "\n</tool_call>", "<", "a</t",
+]  # fmt: skip
+
+
+@given(words=st.lists(st.sampled_from(WORDS), max_size=12), data=st.data())
 def test_streams_say_what_whole_answers_say(words, data):
     text = "".join(words).encode()
     finish = data.draw(st.sampled_from(["stop", "length"]))

@@ -270,10 +270,14 @@ def test_limits_and_sampling_are_those_of_the_chat_endpoint():
     assert (caught.value.field, caught.value.code) == ("max_tokens", "missing_field")
 
 
-@given(
-    value=st.dictionaries(st.text(max_size=3), st.recursive(st.one_of(st.none(), st.integers(), st.text(max_size=4)), lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=2), inner, max_size=3)), max_leaves=6), max_size=3),
-    share=st.floats(0, 1),
-)  # fmt: skip
+VALUES = st.recursive(
+    st.one_of(st.none(), st.integers(), st.text(max_size=4)),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=2), inner, max_size=3)),
+    max_leaves=6,
+)
+
+
+@given(value=st.dictionaries(st.text(max_size=3), VALUES, max_size=3), share=st.floats(0, 1))
 def test_the_input_of_a_call_that_was_cut(value, share):
     """As SDKs read it from a stream, but for a last number or word, of which nobody knows whether it is whole."""
     text = json.dumps(value)

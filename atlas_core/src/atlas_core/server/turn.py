@@ -29,9 +29,11 @@ class Prompt:
 class Turn:
     """One request, understood. Choice ``i`` is ``sequences[i]``; it answers ``prompts[i // n]``.
 
-    ``hidden`` are the tokens whose text answers do not show. ``created`` is Unix time, seconds. ``fingerprint`` identifies model, plugins and settings.
-    ``prompt_logprobs`` is the number of alternatives in a list of that name. ``reading`` is how answers are taken apart into thoughts, text and calls. ``stops`` are the client's own stop strings.
-    Of the ``n`` answers to a prompt the best ``kept`` are given, all if that is None; ``only_ranked``: they have log-probabilities for that alone.
+    ``hidden`` are the tokens whose text answers do not show. ``created`` is Unix time, seconds. ``fingerprint``
+    identifies model, plugins and settings. ``prompt_logprobs`` is the number of alternatives in a list of that name.
+    ``reading`` is how answers are taken apart into thoughts, text and calls. ``stops`` are the client's own stop
+    strings. Of the ``n`` answers to a prompt the best ``kept`` are given, all if that is None; ``only_ranked``: they
+    have log-probabilities for that alone.
     """
 
     id: str

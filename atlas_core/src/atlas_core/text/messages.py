@@ -16,9 +16,10 @@ class TemplateAbilities:
     """What one template can take; found out by rendering probes.
 
     ``content_parts``: content as a list of typed parts. ``object_arguments``: a call's arguments as an object, not as
-    JSON text. ``developer_role``: the role ``developer`` is known by name. ``late_system``: system messages are printed where they
-    stand; many templates drop or refuse all but the first, or print all at the beginning. ``parallel_calls``: an answer may have several.
-    ``null_content``: calls are printed only where there is no content, not even an empty one.
+    JSON text. ``developer_role``: the role ``developer`` is known by name. ``late_system``: system messages are
+    printed where they stand; many templates drop or refuse all but the first, or print all at the beginning.
+    ``parallel_calls``: an answer may have several. ``null_content``: calls are printed only where there is no
+    content, not even an empty one.
     """
 
     content_parts: bool
@@ -32,12 +33,13 @@ class TemplateAbilities:
 def normalise(messages: Sequence[Mapping[str, Any]], abilities: TemplateAbilities) -> list[Message]:
     """Copies of ``messages`` for a template of these abilities.
 
-    Arguments of calls become objects (``""`` is ``{}``), or JSON text where the template wants that. Text parts are joined
-    without a separator where it wants a string, and in all turns but the user's. Content that is null is the empty string, an empty or null ``tool_calls`` is
-    no field, and ``developer`` is ``system`` to a template that has never heard of it. Where only one system message is printed, or all
-    at the beginning, later ones stay in their place as part of what stands before them: the system message, a user's turn, the result of
-    a tool; behind an answer they are said by the user. Where an answer has one call at most, further ones become answers of their own, each
-    with its result behind it. Raises RequestError naming the field.
+    Arguments of calls become objects (``""`` is ``{}``), or JSON text where the template wants that. Text parts are
+    joined without a separator where it wants a string, and in all turns but the user's. Content that is null is the
+    empty string, an empty or null ``tool_calls`` is no field, and ``developer`` is ``system`` to a template that has
+    never heard of it. Where only one system message is printed, or all at the beginning, later ones stay in their
+    place as part of what stands before them: the system message, a user's turn, the result of a tool; behind an
+    answer they are said by the user. Where an answer has one call at most, further ones become answers of their own,
+    each with its result behind it. Raises RequestError naming the field.
     """
     if not messages:
         raise RequestError(
@@ -72,7 +74,7 @@ def _with_single_calls(turns: Sequence[Message]) -> list[Message]:
 
 
 def _with_one_system(turns: Sequence[Message]) -> list[Message]:
-    """Later system messages become part of the turn before them, or of the user's turn after an answer: turns may have to alternate."""
+    """Later system messages become part of the turn before them, or of the user's after an answer, since turns may have to alternate."""
     found: list[Message] = []
     moved = False
     for turn in turns:

@@ -20,7 +20,7 @@ class TokenCount:
         self._face = Messages()
 
     async def count(self, request: Request) -> Response:
-        """``{"input_tokens": n}``, also for a prompt that is too long to be answered. Raises RequestError that names the field."""
+        """``{"input_tokens": n}``, also for a prompt that is too long. Raises RequestError that names the field."""
         service = self._shared.lifecycle.service()
         body = parse_object(await read_body(request.headers, request.stream(), self._shared.options.max_body))
         asked, unknown = read(CountRequest, body)

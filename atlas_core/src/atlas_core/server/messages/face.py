@@ -148,7 +148,7 @@ class MessageEvents:
 
 
 def client_stop(turn: Turn, stop: str | None, tokens: Sequence[int]) -> str | None:
-    """The stop sequence of the client that ended the answer: ``stop`` may also be a token id, in decimal, or the dialect's own."""
+    """The client's stop sequence that ended the answer: ``stop`` may also be a token id, in decimal, or the dialect's own."""
     by_token = bool(tokens) and stop == str(tokens[-1])
     return stop if stop in turn.stops and not by_token else None
 

@@ -18,12 +18,14 @@ def operations(shared: Shared) -> list[Operation]:
     return [
         Operation(
             path="/v1/messages", method="POST", endpoint=Generation(Messages(), shared), summary="Answer a conversation",
-            tag="Messages", body=MessagesRequest, example=_EXAMPLE | {"max_tokens": 16}, answer=shapes.Message, events=shapes.Event, errors=ANTHROPIC,
+            tag="Messages", body=MessagesRequest, example=_EXAMPLE | {"max_tokens": 16}, answer=shapes.Message,
+            events=shapes.Event, errors=ANTHROPIC,
             statuses=frozenset({HTTPStatus.NOT_FOUND, HTTPStatus.TOO_MANY_REQUESTS}),
         ),
         Operation(
             path="/v1/messages/count_tokens", method="POST", endpoint=TokenCount(shared).count,
-            summary="Count the tokens of a conversation", tag="Messages", body=CountRequest, example=_EXAMPLE, answer=shapes.Counted,
+            summary="Count the tokens of a conversation", tag="Messages", body=CountRequest, example=_EXAMPLE,
+            answer=shapes.Counted,
             errors=ANTHROPIC, statuses=frozenset({HTTPStatus.NOT_FOUND}),
         ),
     ]  # fmt: skip

@@ -10,7 +10,7 @@ from atlas_core.server.schema import MAX_STOPS, ChatRequest, Fraction, NotNegati
 
 
 class ThinkingOptions(Struct, kw_only=True):
-    """``budget_tokens`` are the most tokens of a thought, where ``type`` is enabled. ``display`` has no effect: thoughts are shown."""
+    """``budget_tokens`` limits a thought, where ``type`` is enabled. ``display`` has no effect: thoughts are shown."""
 
     type: Literal["enabled", "adaptive", "between_tools", "disabled"]
     budget_tokens: Positive | None = None

@@ -1,7 +1,7 @@
 """The messages of a request, from Anthropic's blocks to the turns that the rest of the server knows. Pure.
 
-One turn has one text, one thought, and its calls; results of tools are turns of their own. Whatever is refused names its place in the
-request; what another part of the server refuses later is led back there by ``places``.
+One turn has one text, one thought, and its calls; results of tools are turns of their own. Whatever is refused names
+its place in the request; what another part of the server refuses later is led back there by ``places``.
 """
 
 import json
@@ -52,8 +52,8 @@ class Turns:
 def read_turns(system: str | Sequence[Mapping[str, Any]] | None, messages: Sequence[Mapping[str, Any]]) -> Turns:
     """The conversation of a request.
 
-    Turns of one role that follow one another are one turn. System messages stay where they are. Raises RequestError that names the
-    field.
+    Turns of one role that follow one another are one turn. System messages stay where they are. Raises RequestError
+    that names the field.
     """
     reader = _Reader()
     if system is not None:

@@ -1,4 +1,4 @@
-"""What clients write into system prompts and change with every request, so that no prefix of the prompt would stay the same. Pure."""
+"""What clients write into system prompts and change with every request, so that no prefix would stay the same. Pure."""
 
 import re
 
