@@ -25,6 +25,8 @@ from atlas_nvidia.implementations.linear import ROWS, THREADS, streaming_bytes
 COLUMNS = 8
 MAX_CLUSTER = 8
 """Blocks of a cluster that every device can hold together."""
+MOST_TILES = 4
+"""Tiles of a head that a block keeps until the head is complete (norm_qkv.cu)."""
 
 
 def norm_bytes(width: int, capacity: int) -> int:
@@ -96,6 +98,11 @@ class NormQkvRopeAppend(_Normed):
         """Blocks that work on one head together."""
         return 1
 
+    def grid(self, need: OpNeed, context: BindContext) -> int:
+        """One block a processor, or one a tile."""
+        heads = need.attrs["q_heads"] + 2 * need.attrs["kv_heads"]
+        return min(int(heads * need.attrs["head_dim"] // ROWS), context.workers)
+
     def bind(self, need: OpNeed, context: BindContext) -> Sequence[Launch]:
         """See OpImplementation."""
         attrs, cluster = need.attrs, self.cluster(need)
@@ -109,9 +116,7 @@ class NormQkvRopeAppend(_Normed):
             i32(attrs["slot_stride"]), i32(attrs["table_offset"]), i32(tokens), *(f32(attrs[name]) for name in self.epsilons),
             f32(attrs["rope_scale"]), *(vector_type(need, name) for name in ("norm_weight", *self.vectors)),
         ]  # fmt: skip
-        tiles = (attrs["q_heads"] + 2 * attrs["kv_heads"]) * attrs["head_dim"] // 16
-        blocks = min(tiles, context.workers) // cluster * cluster
-        geometry = Geometry((max(blocks, cluster), 1, 1), (THREADS, 1, 1), self.shared(need))
+        geometry = Geometry((self.grid(need, context), 1, 1), (THREADS, 1, 1), self.shared(need))
         return self.launch(context, geometry, args, cluster=(cluster, 1, 1) if cluster > 1 else None)
 
 
@@ -128,17 +133,32 @@ class NormQkvHeadsRopeAppend(NormQkvRopeAppend):
     op = name = entry = "norm_qkv_heads_rope_append"
     vectors = ("q_norm", "k_norm")
     epsilons = ("eps", "head_eps")
+    blocks = 4
+    """Of a cluster, or as many as a head has tiles: the fewer, the more clusters find room."""
 
     def refusals(self, need: OpNeed) -> list[str]:
         """See Implementation."""
-        reasons, blocks = super().refusals(need), self.cluster(need)
-        if need.attrs["head_dim"] % 16 or not 2 <= blocks <= MAX_CLUSTER:
-            reasons.append(f"a head of {need.attrs['head_dim']} is no work for a cluster of 2 to {MAX_CLUSTER} blocks")
+        tiles, reasons = self.tiles(need), super().refusals(need)
+        if need.attrs["head_dim"] % ROWS or tiles % self.cluster(need) or tiles > MOST_TILES * self.cluster(need):
+            reasons.append(
+                f"the {tiles} tiles of a head cannot be shared out to clusters of {self.cluster(need)} blocks"
+            )
         return reasons
 
+    @staticmethod
+    def tiles(need: OpNeed) -> int:
+        """Of a head."""
+        return int(need.attrs["head_dim"]) // ROWS
+
     def cluster(self, need: OpNeed) -> int:
-        """See NormQkvRopeAppend: a tile each."""
-        return int(need.attrs["head_dim"]) // 16
+        """See NormQkvRopeAppend."""
+        return min(self.blocks, self.tiles(need))
+
+    def grid(self, need: OpNeed, context: BindContext) -> int:
+        """Clusters that have equally many heads, or nearly so."""
+        heads, cluster = need.attrs["q_heads"] + 2 * need.attrs["kv_heads"], self.cluster(need)
+        rounds = -(-heads // max(1, context.workers // cluster))
+        return -(-heads // rounds) * cluster
 
 
 class NormGateUpSilu(_Normed):

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from atlas_core.contracts.backend import Launch
 from atlas_core.contracts.ops import BindContext, KVLayout, OpImplementation, OpNeed
-from atlas_core.vocab.kernel import f32, i32, ptr
+from atlas_core.vocab.kernel import Geometry, f32, i32, ptr
 from atlas_nvidia.implementations.attention import kv_layout, layer_address, other_cache
 from atlas_nvidia.implementations.base import (
     ELEMENTS,
@@ -22,6 +22,9 @@ from atlas_nvidia.implementations.base import (
     vector_type,
 )
 from atlas_nvidia.implementations.rows import Elementwise
+
+MOST_PAIRS = 128
+"""Pairs of dimensions of a head that heads_rope_append turns."""
 
 
 class SigmoidMul(Elementwise):
@@ -77,7 +80,7 @@ class HeadRmsNorm(Implementation):
 
 
 class HeadsRopeAppend(Implementation):
-    """Norms and rotation of queries and keys, and the write of keys and values, a group of lanes a head."""
+    """Norms and rotation of queries and keys, and the write of keys and values, a block a token."""
 
     op, name = "heads_rope_append", "heads_rope_append"
     module, entry = "head_norm", "heads_rope_append"
@@ -91,8 +94,8 @@ class HeadsRopeAppend(Implementation):
             *no_vector(need, "q_norm"), *no_vector(need, "k_norm"), *unheld(dim), *other_cache(need, self.element),
             *ragged(need, "q_plain"),
         ]  # fmt: skip
-        if half < VECTOR or half & (half - 1):
-            reasons.append(f"{half} pairs rotate, which is no power of two from {VECTOR} on")
+        if half & (half - 1) or not VECTOR <= half <= MOST_PAIRS:
+            reasons.append(f"{half} pairs rotate, which is no power of two from {VECTOR} to {MOST_PAIRS}")
         return reasons
 
     def kv_layouts(self, need: OpNeed) -> Sequence[KVLayout]:
@@ -112,8 +115,7 @@ class HeadsRopeAppend(Implementation):
             i32(attrs["page_tokens"]), i32(attrs["slot_stride"]), i32(attrs["table_offset"]), f32(attrs["head_eps"]),
             f32(attrs["rope_scale"]), vector_type(need, "q_norm"), vector_type(need, "k_norm"),
         ]  # fmt: skip
-        heads = attrs["q_heads"] + 2 * attrs["kv_heads"]
-        return self.launch(context, spread(need.tokens * heads * lanes), args)
+        return self.launch(context, Geometry((need.tokens, 1, 1), (256, 1, 1)), args)
 
 
 ALL: tuple[OpImplementation, ...] = tuple(

@@ -6,7 +6,7 @@ using namespace atlas;
 
 namespace {
 
-constexpr int THREADS = 256;
+constexpr int THREADS = 256, MOST_PAIRS = 128;
 
 // Which head of which row this lane has a part of.
 struct Part {
@@ -56,8 +56,9 @@ head_rms_norm(const int32_t* counts, int32_t live_word, const uint16_t* x, const
     if (mine) store(y + element, v);
 }
 
-// Norms and rotation of queries and keys, and the write of keys and values into pages. Rotated dimensions come first in
-// a head; ``half`` of them, a power of two of at least 8, are first partners.
+// Norms and rotation of queries and keys, and the write of keys and values into pages; one block a token, whose heads
+// turn by the same angles. Rotated dimensions come first in a head; ``half`` of them, a power of two of at least 8 and at
+// most MOST_PAIRS, are first partners.
 extern "C" __global__ void __launch_bounds__(THREADS)
 heads_rope_append(const int32_t* counts, const uint16_t* q_plain, const uint16_t* k_plain, const uint16_t* v,
                   const void* q_weight, const void* k_weight, const int32_t* positions, const float* inv_freq,
@@ -65,39 +66,45 @@ heads_rope_append(const int32_t* counts, const uint16_t* q_plain, const uint16_t
                   int32_t q_heads, int32_t kv_heads, int32_t head_dim, int32_t half, int32_t lanes, int32_t page_tokens,
                   int32_t slot_stride, int32_t table_offset, float eps, float rope_scale, int32_t q_type,
                   int32_t k_type) {
+    __shared__ float sines[MOST_PAIRS], cosines[MOST_PAIRS];
     admit_successor();
+    const int64_t token = blockIdx.x;
+    const bool live = token < counts[ATLAS_TOKENS];
+    const int position = live ? positions[token] : 0;
+    if (live && threadIdx.x < half) {
+        rotation(position, inv_freq[threadIdx.x], rope_scale, sines[threadIdx.x], cosines[threadIdx.x]);
+    }
     wait_for_predecessor();
-    const Part part(lanes, q_heads + 2 * kv_heads);
-    const bool mine = part.row < counts[ATLAS_TOKENS] && part.dim < head_dim;
-    const int kind = part.head < q_heads ? 0 : part.head < q_heads + kv_heads ? 1 : 2;
-    const int head = part.head - (kind == 0 ? 0 : kind == 1 ? q_heads : q_heads + kv_heads);
-    const int heads = kind == 0 ? q_heads : kv_heads;
-    const uint16_t* from = kind == 0 ? q_plain : kind == 1 ? k_plain : v;
-    const int64_t element = (part.row * heads + head) * head_dim + part.dim;
-    const int position = mine ? positions[part.row] : 0;
-    float values[8];
-    fetch(from + element, mine, values);
+    if (!live) return;
+    __syncthreads();
+    const int64_t slot = static_cast<int64_t>(row_slot[token_row[token]]) * slot_stride;
+    const int64_t page = slots[slot + table_offset + position / page_tokens];
+    const int all = q_heads + 2 * kv_heads, dim = threadIdx.x % lanes * 8;
+    const bool first = dim < half, rotated = dim < 2 * half;
     // Heads of every kind may meet in one warp: all of its lanes take part in every exchange.
-    float normed[8];
+    for (int start = 0; start < all; start += THREADS / lanes) {
+        const int any = start + threadIdx.x / lanes;
+        const bool mine = any < all && dim < head_dim;
+        const int kind = any < q_heads ? 0 : any < q_heads + kv_heads ? 1 : 2;
+        const int head = any - (kind == 0 ? 0 : kind == 1 ? q_heads : q_heads + kv_heads);
+        const int64_t element = (token * (kind == 0 ? q_heads : kv_heads) + head) * head_dim + dim;
+        float values[8], normed[8], turned[8];
+        fetch((kind == 0 ? q_plain : kind == 1 ? k_plain : v) + element, mine, values);
 #pragma unroll
-    for (int i = 0; i < 8; ++i) normed[i] = values[i];
-    normalise(normed, kind == 1 ? k_weight : q_weight, kind == 1 ? k_type : q_type, part.dim, head_dim, lanes, eps);
-    const bool first = part.dim < half, rotated = part.dim < 2 * half;
-    float turned[8];
+        for (int i = 0; i < 8; ++i) normed[i] = values[i];
+        normalise(normed, kind == 1 ? k_weight : q_weight, kind == 1 ? k_type : q_type, dim, head_dim, lanes, eps);
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-        const float other = __shfl_xor_sync(~0u, normed[i], half / 8);
-        float sine = 0.0f, cosine = 1.0f;
-        if (rotated) rotation(position, inv_freq[part.dim % half + i], rope_scale, sine, cosine);
-        turned[i] = kind == 2 ? values[i] : normed[i] * cosine + (first ? -other : other) * sine;
+        for (int i = 0; i < 8; ++i) {
+            const float other = __shfl_xor_sync(~0u, normed[i], half / 8);
+            const float sine = rotated ? sines[dim % half + i] : 0.0f, cosine = rotated ? cosines[dim % half + i] : 1.0f;
+            turned[i] = kind == 2 ? values[i] : normed[i] * cosine + (first ? -other : other) * sine;
+        }
+        if (!mine) continue;
+        if (kind == 0) {
+            store(q + element, turned);
+        } else {
+            const int64_t at = page_element(page, kind - 1, head, position % page_tokens, kv_heads, page_tokens, head_dim);
+            store(cache + at + dim, turned);
+        }
     }
-    if (!mine) return;
-    if (kind == 0) {
-        store(q + element, turned);
-        return;
-    }
-    const int64_t slot = static_cast<int64_t>(row_slot[token_row[part.row]]) * slot_stride;
-    const int page = slots[slot + table_offset + position / page_tokens];
-    const int64_t at = page_element(page, kind - 1, head, position % page_tokens, kv_heads, page_tokens, head_dim);
-    store(cache + at + part.dim, turned);
 }

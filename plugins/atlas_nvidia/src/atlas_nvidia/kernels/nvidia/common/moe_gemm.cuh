@@ -38,9 +38,11 @@ struct GatheredPart {
     }
 };
 
-// The sums of a tile into shared memory, [TILE_M][SUM_STRIDE] floats. Copies: fetch(weight tile) for the next columns.
+// The sums of a tile into shared memory, [TILE_M][SUM_STRIDE] floats; of `live` rows, and of those beside them. Copies:
+// fetch(weight tile) for the next columns.
 template <class Product, class Copies>
-__device__ inline float* tile_sums(unsigned char* shared, int width, GatheredPart& x_part, Copies fetch_weights) {
+__device__ inline float* tile_sums(unsigned char* shared, int width, int live, GatheredPart& x_part,
+                                   Copies fetch_weights) {
     const uint32_t base = shared_address(shared);
     const int steps = (width + GEMM_DEPTH - 1) / GEMM_DEPTH;
     auto stage = [&](int step) {
@@ -53,19 +55,20 @@ __device__ inline float* tile_sums(unsigned char* shared, int width, GatheredPar
     };
     for (int s = 0; s < GEMM_STAGES - 1; ++s) stage(s);
     Product product;
+    const bool works = static_cast<int>(threadIdx.x) / 128 * 64 < live;  // four warps have 64 rows
     for (int step = 0; step < steps; ++step) {
         wait_copies<GEMM_STAGES - 2>();
         product.publish();
         __syncthreads();
         const uint32_t tile = base + step % GEMM_STAGES * STAGE_BYTES;
-        product.start(tile, tile + X_BYTES);
+        if (works) product.start(tile, tile + X_BYTES);
         stage(step + GEMM_STAGES - 1);
-        product.finish(tile, tile + X_BYTES);
+        if (works) product.finish(tile, tile + X_BYTES);
     }
     wait_copies<0>();
     __syncthreads();
     float* sums = reinterpret_cast<float*>(shared);
-    product.put(sums);
+    if (works) product.put(sums);
     __syncthreads();
     return sums;
 }
@@ -89,7 +92,7 @@ __device__ inline void moe_gemm_gate_up(const MoeTile* tiles, const int32_t* ord
     const int64_t matrix = static_cast<int64_t>(tile.expert) * size * hidden;
     GatheredPart x_part(x, tile.size, hidden, [&](int row) { return order[tile.first + row] / top_k; });
     TilePart<HALF> gate_part(gate + matrix, n0, size, 0, hidden), up_part(up + matrix, n0, size, 0, hidden);
-    const float* sums = tile_sums<Product>(shared, hidden, x_part, [&](uint32_t to) {
+    const float* sums = tile_sums<Product>(shared, hidden, tile.size, x_part, [&](uint32_t to) {
         gate_part.fetch(to);
         up_part.fetch(to + HALF * GEMM_DEPTH * 2);
     });
@@ -116,7 +119,7 @@ __device__ inline void moe_gemm_down(const MoeTile* tiles, const int32_t* order,
     const int n0 = blockIdx.x * TILE_N;
     GatheredPart x_part(inner, tile.size, size, [&](int row) { return tile.first + row; });
     TilePart<TILE_N> part(down + static_cast<int64_t>(tile.expert) * hidden * size, n0, hidden, 0, size);
-    const float* sums = tile_sums<Product>(shared, size, x_part, [&](uint32_t to) { part.fetch(to); });
+    const float* sums = tile_sums<Product>(shared, size, tile.size, x_part, [&](uint32_t to) { part.fetch(to); });
     for (int e = threadIdx.x; e < tile.size * (TILE_N / 4); e += GEMM_THREADS) {
         const int row = e / (TILE_N / 4), column = e % (TILE_N / 4) * 4;
         if (n0 + column >= hidden) continue;

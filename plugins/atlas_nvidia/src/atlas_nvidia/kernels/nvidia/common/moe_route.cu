@@ -15,6 +15,7 @@ __device__ bool load_scores(const int32_t* counts, int32_t live_word, const floa
     if (token >= counts[live_word]) return false;
     const volatile float* from = logits + static_cast<int64_t>(token) * count;
     for (int e = threadIdx.x; e < count; e += THREADS) scores[e] = from[e];
+    fill_up(scores, count);
     __syncthreads();
     return true;
 }
@@ -24,7 +25,8 @@ __device__ bool load_scores(const int32_t* counts, int32_t live_word, const floa
 extern "C" __global__ void __launch_bounds__(THREADS)
 moe_route(const int32_t* counts, int32_t live_word, const float* logits, int32_t* experts, float* weights,
           int32_t count, int32_t top_k, int32_t normalise, float scale) {
-    __shared__ float scores[MAX_EXPERTS], odds[MAX_CHOICES], partial[THREADS / WARP];
+    __shared__ __align__(16) float scores[MAX_EXPERTS];
+    __shared__ float odds[MAX_CHOICES], partial[THREADS / WARP];
     if (!load_scores(counts, live_word, logits, count, scores)) return;
     const int64_t first = static_cast<int64_t>(blockIdx.x) * top_k;
     route_softmax<THREADS>(scores, odds, partial, count, top_k, normalise != 0, scale, experts + first,

@@ -6,7 +6,24 @@ using namespace atlas;
 
 namespace {
 
-constexpr int THREADS = 1024, MOST_EXPERTS = 1024;
+constexpr int THREADS = 1024, MOST_EXPERTS = 1024, AT_ONCE = 8;
+
+// use(choice, expert) for all of them, with AT_ONCE loads of a thread in flight.
+template <class Use>
+__device__ inline void each_choice(const int32_t* experts, int choices, Use use) {
+    for (int start = threadIdx.x; start < choices; start += THREADS * AT_ONCE) {
+        int32_t found[AT_ONCE];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i) {
+            const int c = start + i * THREADS;
+            found[i] = c < choices ? __ldcg(experts + c) : -1;
+        }
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i) {
+            if (found[i] >= 0) use(start + i * THREADS, found[i]);
+        }
+    }
+}
 
 }  // namespace
 
@@ -22,7 +39,7 @@ moe_sort(const int32_t* counts, int32_t live_word, const int32_t* experts, int32
     for (int e = threadIdx.x; e < expert_count; e += THREADS) size[e] = 0;
     __syncthreads();
     wait_for_predecessor();
-    for (int c = threadIdx.x; c < choices; c += THREADS) atomicAdd(size + __ldcg(experts + c), 1);
+    each_choice(experts, choices, [&](int, int expert) { atomicAdd(size + expert, 1); });
     __syncthreads();
     if (threadIdx.x < WARP) {
         int before = 0, tiles_before = 0;
@@ -58,7 +75,7 @@ moe_sort(const int32_t* counts, int32_t live_word, const int32_t* experts, int32
         }
     }
     __syncthreads();
-    for (int c = threadIdx.x; c < choices; c += THREADS) order[atomicAdd(next + __ldcg(experts + c), 1)] = c;
+    each_choice(experts, choices, [&](int c, int expert) { order[atomicAdd(next + expert, 1)] = c; });
 }
 
 // The sum of a token's choices, onto the residual stream if there is one; 8 elements a thread.

@@ -26,6 +26,7 @@ norm_route(const int32_t* counts, const float* x, const void* norm_weight, const
         wait_for_predecessor();
         return;
     }
+    fill_up(logits, expert_count);
     cluster_arrive();
     const float* rows = x + static_cast<int64_t>(first) * width;
     gemv<1>(
