@@ -43,15 +43,18 @@ from atlas_core.vocab.layout import plain
 from atlas_core.vocab.target import Target
 from atlas_model_llama.loader import LlamaLoader
 from atlas_model_qwen.loader import QwenLoader
+from atlas_nvidia import implementations as baseline
 from atlas_nvidia.backend import open_backend
 from atlas_nvidia.fused import fused_ops
-from atlas_nvidia.implementations import implementations
+from atlas_plugin_hopper import implementations as hopper
 
 PAGE_TOKENS = 64
 PROMPT = 200
 PREFILL = 2048
 RANDOM_BYTES = 64 << 20
 _ROOTS = {"hopper": "atlas_plugin_hopper"}
+IMPLEMENTATIONS = list({i.name: i for i in (*baseline.implementations(), *hopper.implementations())}.values())
+"""What the machine inherits, and its own; a name that is taken replaces its elder, as the assembly has it."""
 
 
 class Bench:
@@ -71,7 +74,7 @@ class Bench:
         self.program = record(loader, self.spec, layout)
         weights = {value.name: plain(DType.BF16) for value in self.program.weights()}
         patterns = [Pattern.of(fused, PRIMITIVES) for fused in fused_ops()]
-        context_ = Context(arch, "fast", DType.BF16, weights, implementations(), patterns)
+        context_ = Context(arch, "fast", DType.BF16, weights, IMPLEMENTATIONS, patterns)
         updates = blocks + 32
         self.decode = Bucket(batch, batch, batch, batch * updates, 1)
         self.prefill = Bucket(PREFILL, batch, batch, batch * updates, PREFILL)
