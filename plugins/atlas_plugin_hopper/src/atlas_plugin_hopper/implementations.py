@@ -2,6 +2,8 @@
 
 from atlas_core.contracts.ops import OpImplementation
 from atlas_nvidia.implementations.base import ELEMENTS
+from atlas_nvidia.implementations.moe import SORTED
+from atlas_plugin_hopper.experts import SortedByEngine
 from atlas_plugin_hopper.prefill import TILES, WarpgroupPrefill
 from atlas_plugin_hopper.prompts import CopiedByEngine
 
@@ -10,4 +12,5 @@ def implementations() -> list[OpImplementation]:
     """All of them; no two of one op accept one need with one rank, those of atlas_nvidia included."""
     attention = [WarpgroupPrefill(head_dim, element) for element in ELEMENTS for head_dim in TILES]
     products = [CopiedByEngine(residual, element) for element in ELEMENTS for residual in (False, True)]
-    return [*attention, *products]
+    experts = [SortedByEngine(op, element) for element in ELEMENTS for op in SORTED]
+    return [*attention, *products, *experts]

@@ -156,7 +156,7 @@ class NormQkvHeadsRopeAppend(NormQkvRopeAppend):
 
     def grid(self, need: OpNeed, context: BindContext) -> int:
         """Clusters that have equally many heads, or nearly so."""
-        heads, cluster = need.attrs["q_heads"] + 2 * need.attrs["kv_heads"], self.cluster(need)
+        heads, cluster = int(need.attrs["q_heads"] + 2 * need.attrs["kv_heads"]), self.cluster(need)
         rounds = -(-heads // max(1, context.workers // cluster))
         return -(-heads // rounds) * cluster
 

@@ -179,13 +179,22 @@ class Sorted(_Experts):
 
     def __init__(self, edge: int, op: str, element: DType) -> None:
         self.edge = edge
+        super().__init__(op, self.variant(), element)
         suffix = "" if element is DType.BF16 else f"_{element.value}"
-        super().__init__(op, f"sorted_{edge}", element)
-        self.sort = f"moe_sort{suffix}"
-        self.gemm = f"moe_gemm{'' if edge == 64 else f'_{edge}'}{suffix}"
+        self.sort, self.gemm = f"moe_sort{suffix}", f"{self.gemm_module()}{suffix}"
         self.kernels = (
-            (self.sort, "moe_sort"), (self.gemm, "moe_gemm_gate_up"), (self.gemm, "moe_gemm_down"), (self.sort, "moe_combine"),
+            (self.sort, "moe_sort"), *((self.gemm, entry) for entry in self.gemm_entries), (self.sort, "moe_combine"),
         )  # fmt: skip
+
+    gemm_entries = ("moe_gemm_gate_up", "moe_gemm_down")
+
+    def variant(self) -> str:
+        """What tells it from others of its op."""
+        return f"sorted_{self.edge}"
+
+    def gemm_module(self) -> str:
+        """Where the products are, in bf16."""
+        return "moe_gemm" if self.edge == 64 else f"moe_gemm_{self.edge}"
 
     def supports(self, need: OpNeed) -> Verdict:
         """See OpImplementation. The rank depends on the number of choices an expert."""
@@ -196,18 +205,19 @@ class Sorted(_Experts):
     def refusals(self, need: OpNeed) -> list[str]:
         """See Implementation."""
         reasons = super().refusals(need)
-        if self._shared() > shared_limit(need):
+        if self.gemm_shared() > shared_limit(need):
             reasons.append(
-                f"its tiles need {self._shared()} bytes of shared memory, and {need.arch} has {shared_limit(need)}"
+                f"its tiles need {self.gemm_shared()} bytes of shared memory, and {need.arch} has {shared_limit(need)}"
             )
         if self.choices(need) * max(need.operands["gate"].shape[1:]) >= 2**32:
             reasons.append("offsets of its rows do not fit 32 bits")
         return reasons
 
-    def _shared(self) -> int:
+    def gemm_shared(self) -> int:
+        """Bytes of shared memory of the products."""
         return _STAGES[self.edge] * (self.edge + _TILE_ROWS) * _GEMM_DEPTH * 2
 
-    def _most(self, need: OpNeed) -> int:
+    def most(self, need: OpNeed) -> int:
         """Tiles at most: each expert may end within one."""
         choices = self.choices(need)
         return min(choices, choices // self.edge + need.operands["gate"].shape[0])
@@ -216,7 +226,7 @@ class Sorted(_Experts):
         """Where order, tiles, what lies between the products, and their results begin in scratch; and the end."""
         choices, (_, size, hidden) = self.choices(need), need.operands["gate"].shape
         starts = [0]
-        for nbytes in (4 * choices, TILE_BYTES * self._most(need), 2 * choices * size, 2 * choices * hidden):
+        for nbytes in (4 * choices, TILE_BYTES * self.most(need), 2 * choices * size, 2 * choices * hidden):
             starts.append(starts[-1] + -(-nbytes // _ALIGNMENT) * _ALIGNMENT)
         return starts
 
@@ -226,32 +236,46 @@ class Sorted(_Experts):
 
     def bind(self, need: OpNeed, context: BindContext) -> Sequence[Launch]:
         """See OpImplementation."""
-        experts, size, hidden = need.operands["gate"].shape
+        experts, _, hidden = need.operands["gate"].shape
         tokens, top_k = need.operands["experts"].shape
         order, tiles, inner, outer = (ptr(context.scratch.address + start) for start in self._sections(need)[:-1])
         live = ptr(context.counts), live_word(need.operands["x"])
-        most, block = self._most(need), (2 * self.edge, 1, 1)
-        sizes = i32(hidden), i32(size)
         return (
             *self.launch_of(
                 context, self.sort, "moe_sort", Geometry((1, 1, 1), (1024, 1, 1)),
-                [*live, *addresses(context, "experts"), order, tiles, i32(experts), i32(top_k), i32(self.edge), i32(most)],
+                [
+                    *live, *addresses(context, "experts"), order, tiles, i32(experts), i32(top_k), i32(self.edge),
+                    i32(self.most(need)),
+                ],
             ),
-            *self.launch_of(
-                context, self.gemm, "moe_gemm_gate_up",
-                Geometry((-(-size // (_TILE_ROWS // 2)), most, 1), block, self._shared()),
-                [tiles, order, *addresses(context, "x", "weights", "gate", "up"), inner, *sizes, i32(top_k)],
-            ),
-            *self.launch_of(
-                context, self.gemm, "moe_gemm_down", Geometry((-(-hidden // _TILE_ROWS), most, 1), block, self._shared()),
-                [tiles, order, inner, *addresses(context, "down"), outer, *sizes],
-            ),
+            *self.products(need, context, order, tiles, inner, outer),
             *self.launch_of(
                 context, self.sort, "moe_combine", spread(tokens * hidden // 8),
                 [
                     *live, outer, self.of_residual(context), *addresses(context, "y"), i32(hidden), i32(top_k),
                     i32(int(need.operands["y"].dtype is DType.F32)),
                 ],
+            ),
+        )  # fmt: skip
+
+    def products(
+        self, need: OpNeed, context: BindContext, order: Arg, tiles: Arg, inner: Arg, outer: Arg
+    ) -> Sequence[Launch]:
+        """gate and up, then down, over what moe_sort has made."""
+        _, size, hidden = need.operands["gate"].shape
+        most, block, shared = self.most(need), (2 * self.edge, 1, 1), self.gemm_shared()
+        sizes = i32(hidden), i32(size)
+        return (
+            *self.launch_of(
+                context, self.gemm, "moe_gemm_gate_up", Geometry((-(-size // (_TILE_ROWS // 2)), most, 1), block, shared),
+                [
+                    tiles, order, *addresses(context, "x", "weights", "gate", "up"), inner, *sizes,
+                    i32(need.operands["experts"].shape[1]),
+                ],
+            ),
+            *self.launch_of(
+                context, self.gemm, "moe_gemm_down", Geometry((-(-hidden // _TILE_ROWS), most, 1), block, shared),
+                [tiles, order, inner, *addresses(context, "down"), outer, *sizes],
             ),
         )  # fmt: skip
 
