@@ -43,7 +43,7 @@ LAYERS = {
     "qwen2-7b": ["norm_qkv_bias_rope_append", "paged_attention", "linear_add", "norm_gate_up_silu", "linear_add"],
     "qwen3-30b-a3b": ["norm_qkv_heads_rope_append", "paged_attention", "linear_add", "norm_route", "moe_experts_add"],
 }
-LAUNCHES = {"qwen3-8b": 5, "qwen2-7b": 5, "qwen3-30b-a3b": 6}
+LAUNCHES = {"qwen3-8b": 6, "qwen2-7b": 5, "qwen3-30b-a3b": 7}
 STATIC = 4736
 """Bytes of shared memory that a kernel declares itself at most; test_gpu_kernels.py knows the real ones."""
 
@@ -104,7 +104,7 @@ def test_every_launch_is_declared_and_fits_the_machine(planned):
                 assert [(launch.module, launch.entry) for launch in made] == list(step.implementation.kernels)
 
 
-def test_a_decoded_layer_is_five_nodes_and_six_launches_at_most(planned):
+def test_a_decoded_layer_is_five_nodes_and_seven_launches_at_most(planned):
     model, hardware, plan, backend = planned
     # Rows of 4096 leave room for fewer normalised tokens where a block has 99 KB.
     few = 8 if hardware == "hopper" or MODELS[model]["hidden_size"] < 3000 else 2

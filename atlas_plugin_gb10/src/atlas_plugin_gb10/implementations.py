@@ -12,6 +12,7 @@ from atlas_nvidia.implementations.fused import (
     NormQkvHeadsRopeAppend,
     NormQkvRopeAppend,
 )
+from atlas_nvidia.implementations.heads import NormThenHeads
 from atlas_nvidia.implementations.linear import DEPTH, Streamed, streaming_bytes
 from atlas_nvidia.implementations.moe import STREAMED
 from atlas_nvidia.implementations.moe import Streamed as StreamedExperts
@@ -56,6 +57,14 @@ class ShallowNormQkvHeads(NormQkvHeadsRopeAppend):
         return super().shared(need) - _SAVED
 
 
+class ShallowNormThenHeads(NormThenHeads):
+    """The same in two launches."""
+
+    def shared(self, need: OpNeed) -> int:
+        """Bytes of shared memory."""
+        return super().shared(need) - _SAVED
+
+
 class ShallowNormRoute(NormRoute):
     """The choice of experts."""
 
@@ -93,6 +102,7 @@ def implementations() -> list[OpImplementation]:
             ShallowNormQkv(element),
             ShallowNormQkvBias(element),
             ShallowNormQkvHeads(element),
+            ShallowNormThenHeads(element),
             ShallowNormGateUp(element),
             ShallowNormRoute(element),
             *(ShallowExperts(8, op, element) for op in STREAMED),

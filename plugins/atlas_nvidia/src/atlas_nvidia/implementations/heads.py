@@ -1,9 +1,11 @@
 """Norms of single heads and products with gates; and what of a layer lies between its projections and its attention."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from atlas_core.contracts.backend import Launch
-from atlas_core.contracts.ops import BindContext, KVLayout, OpImplementation, OpNeed
+from atlas_core.contracts.ops import BindContext, Buffer, KVLayout, OpImplementation, OpNeed
+from atlas_core.vocab.dtype import DType
 from atlas_core.vocab.kernel import Geometry, f32, i32, ptr
 from atlas_nvidia.implementations.attention import kv_layout, layer_address, other_cache
 from atlas_nvidia.implementations.base import (
@@ -21,6 +23,8 @@ from atlas_nvidia.implementations.base import (
     unbounded,
     vector_type,
 )
+from atlas_nvidia.implementations.fused import NormQkvHeadsRopeAppend, NormQkvRopeAppend, norm_bytes
+from atlas_nvidia.implementations.linear import ROWS, THREADS
 from atlas_nvidia.implementations.rows import Elementwise
 
 MOST_PAIRS = 128
@@ -51,6 +55,14 @@ def unheld(head_dim: int) -> list[str]:
     """Refusals of heads that are no whole number of vectors, or more than a warp holds."""
     if head_dim % VECTOR or head_dim > WARP * VECTOR:
         return [f"heads have {head_dim} dimensions, which is no multiple of {VECTOR} up to {WARP * VECTOR}"]
+    return []
+
+
+def unturned(need: OpNeed) -> list[str]:
+    """Refusals of rotations that no group of lanes makes among itself."""
+    half = need.operands["inv_freq"].shape[0]
+    if half & (half - 1) or not VECTOR <= half <= MOST_PAIRS:
+        return [f"{half} pairs rotate, which is no power of two from {VECTOR} to {MOST_PAIRS}"]
     return []
 
 
@@ -88,15 +100,11 @@ class HeadsRopeAppend(Implementation):
 
     def refusals(self, need: OpNeed) -> list[str]:
         """See Implementation."""
-        half, dim = need.operands["inv_freq"].shape[0], need.attrs["head_dim"]
-        reasons = [
+        return [
             *not_fast(need, self.element), *other_type(need, self.element, "q_plain", "k_plain", "v", "q"),
-            *no_vector(need, "q_norm"), *no_vector(need, "k_norm"), *unheld(dim), *other_cache(need, self.element),
-            *ragged(need, "q_plain"),
+            *no_vector(need, "q_norm"), *no_vector(need, "k_norm"), *unheld(need.attrs["head_dim"]),
+            *other_cache(need, self.element), *ragged(need, "q_plain"), *unturned(need),
         ]  # fmt: skip
-        if half & (half - 1) or not VECTOR <= half <= MOST_PAIRS:
-            reasons.append(f"{half} pairs rotate, which is no power of two from {VECTOR} to {MOST_PAIRS}")
-        return reasons
 
     def kv_layouts(self, need: OpNeed) -> Sequence[KVLayout]:
         """See OpImplementation."""
@@ -118,6 +126,63 @@ class HeadsRopeAppend(Implementation):
         return self.launch(context, Geometry((need.tokens, 1, 1), (256, 1, 1)), args)
 
 
+class NormThenHeads(NormQkvHeadsRopeAppend):
+    """norm_qkv_heads_rope_append in two launches: projections into scratch, then a block a token.
+
+    The exchange of sums between the blocks of a cluster, and the wait of a cluster for processors, cost more than a launch.
+    """
+
+    name = "norm_then_heads"
+    module, entry = "norm_linears", "norm_linears"
+    rank = 55
+
+    def __init__(self, element: DType = DType.BF16) -> None:
+        super().__init__(element)
+        self.heads = HeadsRopeAppend(element)
+        self.kernels = ((self.module, self.entry), *self.heads.kernels)
+
+    def refusals(self, need: OpNeed) -> list[str]:
+        """See Implementation."""
+        return [*NormQkvRopeAppend.refusals(self, need), *unturned(need), *unheld(need.attrs["head_dim"])]
+
+    def shared(self, need: OpNeed) -> int:
+        """Bytes of shared memory of the projections."""
+        tokens, width = need.operands["x"].shape
+        return norm_bytes(width, tokens)
+
+    def _features(self, need: OpNeed) -> tuple[int, int]:
+        """Of all queries, and of all keys."""
+        dim = need.attrs["head_dim"]
+        return need.attrs["q_heads"] * dim, need.attrs["kv_heads"] * dim
+
+    def scratch_bytes(self, need: OpNeed) -> int:
+        """Queries, keys and values as projected."""
+        q, kv = self._features(need)
+        return need.tokens * (q + 2 * kv) * 2
+
+    def bind(self, need: OpNeed, context: BindContext) -> Sequence[Launch]:
+        """See OpImplementation."""
+        tokens, width = need.operands["x"].shape
+        q, kv = self._features(need)
+        starts = (0, tokens * q * 2, tokens * (q + kv) * 2)
+        plain = {
+            name: Buffer(context.scratch.address + start, tokens * size * 2)
+            for name, start, size in zip(("q_plain", "k_plain", "v"), starts, (q, kv, kv), strict=True)
+        }
+        matrices = [*addresses(context, *self.matrices), ptr(0)]
+        outputs = [*(ptr(buffer.address) for buffer in plain.values()), ptr(0)]
+        args = [
+            ptr(context.counts), *addresses(context, "x", "norm_weight"), *matrices, *outputs,
+            *(i32(rows) for rows in (q, kv, kv, 0)), i32(width), i32(tokens), f32(need.attrs["eps"]),
+            vector_type(need, "norm_weight"),
+        ]  # fmt: skip
+        blocks = min((q + 2 * kv) // ROWS, context.workers)
+        return (
+            *self.launch(context, Geometry((blocks, 1, 1), (THREADS, 1, 1), self.shared(need)), args),
+            *self.heads.bind(need, replace(context, operands={**context.operands, **plain})),
+        )
+
+
 ALL: tuple[OpImplementation, ...] = tuple(
-    make(element) for element in ELEMENTS for make in (SigmoidMul, HeadRmsNorm, HeadsRopeAppend)
+    make(element) for element in ELEMENTS for make in (SigmoidMul, HeadRmsNorm, HeadsRopeAppend, NormThenHeads)
 )
