@@ -46,6 +46,7 @@ EXPECTED = {
     "atlas_plugin_hopper:moe_gemm": {COPIES, WIDE_PRODUCTS},
     "atlas_plugin_hopper:paged_prefill_wgmma": {COPIES, ANY_WIDE},
     "atlas_plugin_hopper:linear_tma": {BOXES, ANY_WIDE},
+    "atlas_plugin_hopper:moe_tma": {BOXES, ANY_WIDE},
     "paged_decode": {COPIES, PRODUCTS},
     "paged_prefill": {COPIES, PRODUCTS, MATRICES},
 }
