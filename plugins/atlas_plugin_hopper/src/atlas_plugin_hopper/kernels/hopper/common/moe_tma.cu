@@ -79,10 +79,12 @@ __device__ inline void sum_up(float (&acc)[ROWS / 8][4], Ring& ring, int steps, 
     if (speaks) barrier_arrive(ring.empty(last));
 }
 
-// A warpgroup without choices lets its stages pass.
-__device__ inline void pass_by(Ring& ring, int steps) {
+// A warpgroup without choices lets its stages pass. All of its warps must have seen one before it is given back: products
+// would hold them together, and without them a late warp would find the parity of the stage after the next.
+__device__ inline void pass_by(Ring& ring, int steps, int group) {
     for (int step = 0; step < steps; ++step) {
         barrier_wait(ring.full(ring.stage), ring.parity);
+        named_wait(1 + group, WARPGROUP);
         if (threadIdx.x % WARPGROUP == 0) barrier_arrive(ring.empty(ring.stage));
         ring.advance();
     }
@@ -141,7 +143,7 @@ moe_tma_gate_up(const void* tiles, const int32_t* order, const uint16_t* x, cons
         const int row = group * 64 + threadIdx.x % WARPGROUP / WARP * 16 + lane / 4;
         walk(list, most, columns, [&](const MoeTile& tile, int column) {
             if (group * 64 >= tile.size) {
-                pass_by(ring, steps);
+                pass_by(ring, steps, group);
                 return;
             }
             float acc[ROWS / 8][4];
@@ -198,7 +200,7 @@ moe_tma_down(const void* tiles, const int32_t* order, const __grid_constant__ CU
         const int row = group * 64 + threadIdx.x % WARPGROUP / WARP * 16 + lane / 4;
         walk(list, most, columns, [&](const MoeTile& tile, int column) {
             if (group * 64 >= tile.size) {
-                pass_by(ring, steps);
+                pass_by(ring, steps, group);
                 return;
             }
             float acc[ROWS / 8][4];
