@@ -88,6 +88,7 @@ def sessions(draw):
         layout=SlotLayout(draw(st.integers(1, 4)), (16,), 6),
         pages=(draw(st.integers(16, 28)),),
         max_prefill_tokens=draw(st.integers(1, 12)),
+        max_mixed_tokens=draw(st.none() | st.integers(1, 12)),
         penalty_rows=draw(st.integers(0, 2)),
     )
     script = {}

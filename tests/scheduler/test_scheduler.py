@@ -197,6 +197,30 @@ def test_the_youngest_gives_way_and_goes_on_before_those_behind_it():
     assert_free(harness.scheduler)
 
 
+def test_a_prompt_beside_decodes_is_read_in_smaller_pieces():
+    limits = replace(LIMITS, max_prefill_tokens=12, max_mixed_tokens=5)
+    harness = Harness(limits)
+    first, second = request("a", range(10), max_tokens=20), request("b", range(24), max_tokens=2)
+    harness.submit(first)
+    harness.step()
+    harness.submit(second)
+    lengths = []
+    while not harness.out["b"]:
+        before = harness.scheduler.find("b").computed
+        harness.step()
+        lengths.append(harness.scheduler.find("b").computed - before)
+    assert lengths[:5] == [5, 5, 5, 5, 4]
+    harness.drain()
+    assert [harness.out[item.id] for item in (first, second)] == [oracle(item, 1, (), 32) for item in (first, second)]
+
+
+def test_a_prompt_alone_is_read_in_the_largest_pieces():
+    harness = Harness(replace(LIMITS, max_prefill_tokens=12, max_mixed_tokens=5))
+    harness.submit(request("b", range(24), max_tokens=2))
+    harness.step()
+    assert harness.scheduler.find("b").computed == 12
+
+
 def test_abort_while_waiting_in_prefill_and_in_flight():
     harness = Harness(ahead=1)
     for name in "abcd":

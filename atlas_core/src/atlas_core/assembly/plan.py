@@ -130,7 +130,7 @@ def make_limits(
     """
     return Limits(
         layout.slots, layout.page_tokens, pages, model.spec.vocab_size, max_seq_len, settings.max_prefill_tokens,
-        layout.penalty_rows, settings.max_queue + layout.slots.slots,
+        layout.penalty_rows, settings.max_queue + layout.slots.slots, max_mixed_tokens=settings.max_mixed_tokens,
     )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ class Limits:
 
     ``pages`` is the number of pages of each cache group, ``page_tokens`` the positions of one page. ``max_seq_len``
     counts prompt and generated tokens. ``max_prefill_tokens`` bounds the tokens of one step that are not a running
-    sequence's next one. ``max_waiting`` requests may wait beyond those that find a free slot; ``retry_after`` seconds
+    sequence's next one, and ``max_mixed_tokens`` those of a step in which running sequences get theirs. ``max_waiting`` requests may wait beyond those that find a free slot; ``retry_after`` seconds
     are told to the refused.
 
     Raises BudgetError when one sequence of ``max_seq_len`` could not run even alone, since then no preemption would
@@ -31,14 +31,15 @@ class Limits:
     penalty_rows: int
     max_waiting: int
     retry_after: float = 1.0
+    max_mixed_tokens: int | None = None
 
     def __post_init__(self) -> None:
         if not self.pages or len(self.pages) != len(self.layout.table_blocks):
             raise ValueError(
                 f"{len(self.pages)} page pools for {len(self.layout.table_blocks)} block tables, at least one"
             )
-        if self.max_prefill_tokens < 1 or self.layout.slots < 1 or self.max_waiting < 0:
-            raise ValueError("max_prefill_tokens and slots are at least 1, max_waiting at least 0")
+        if min(self.max_prefill_tokens, self.mixed_tokens, self.layout.slots) < 1 or self.max_waiting < 0:
+            raise ValueError("max_prefill_tokens, max_mixed_tokens and slots are at least 1, max_waiting at least 0")
         need = self.pages_for(self.max_seq_len)
         for group, (have, blocks) in enumerate(zip(self.pages, self.layout.table_blocks, strict=True)):
             if min(have, blocks) < need:
@@ -52,6 +53,11 @@ class Limits:
     def pages_for(self, tokens: int) -> int:
         """Pages that hold ``tokens`` positions."""
         return -(-tokens // self.page_tokens)
+
+    @property
+    def mixed_tokens(self) -> int:
+        """Prompt tokens that may share a step with decodes: all unless ``max_mixed_tokens`` says otherwise."""
+        return self.max_prefill_tokens if self.max_mixed_tokens is None else self.max_mixed_tokens
 
     @property
     def max_step_tokens(self) -> int:

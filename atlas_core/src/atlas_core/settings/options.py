@@ -125,6 +125,13 @@ class Settings:
     )
     max_batch_size: int = _option(8, integer(1, 4096), "Limits", "Most sequences computed in one step.")
     max_prefill_tokens: int = _option(8192, integer(1), "Limits", "Most prompt tokens computed in one step.")
+    max_mixed_tokens: int | None = _option(
+        None,
+        integer(1),
+        "Limits",
+        "Most prompt tokens of a step in which others decode: fewer make shorter pauses between their tokens.",
+        unset="as --max-prefill-tokens",
+    )
     max_queue: int = _option(128, integer(0), "Limits", "Most requests that wait; further ones are answered 429.")
     max_body: int = _option(32 * 2**20, size(), "Limits", "Largest request body; larger ones are answered 413.")
     rate_limit_requests: int | None = _option(

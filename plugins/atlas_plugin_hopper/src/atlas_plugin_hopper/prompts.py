@@ -33,7 +33,7 @@ class CopiedByEngine(Linear):
     def refusals(self, need: OpNeed) -> list[str]:
         """See Implementation."""
         rows = need.operands["weight"].shape[0]
-        return [*super().refusals(need), *([f"{rows} weight rows are not even"] if rows % 2 else [])]
+        return [*super().refusals(need), *([f"{rows} weight rows are no multiple of 4"] if rows % 4 else [])]
 
     def bind(self, need: OpNeed, context: BindContext) -> Sequence[Launch]:
         """See OpImplementation."""

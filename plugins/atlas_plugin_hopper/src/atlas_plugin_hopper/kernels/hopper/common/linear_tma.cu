@@ -56,6 +56,51 @@ struct Walk {
     }
 };
 
+constexpr int AT_ONCE = 8;  // groups of 8 sums whose residuals are in flight together
+
+// A thread's sums of one token, two neighbours of each group of 8, with the residual of that token.
+__device__ void store_floats(const float (&acc)[32][4], int half, int first, int rows, const float* residual, float* y,
+                             int64_t line) {
+    const int mine = first + threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int start = 0; start < ROWS / 8; start += AT_ONCE) {
+        float2 value[AT_ONCE];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i) {
+            const int row = mine + (start + i) * 8;
+            const bool there = residual != nullptr && row < rows;
+            value[i] = there ? *reinterpret_cast<const float2*>(residual + line + row) : make_float2(0.0f, 0.0f);
+        }
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i) {
+            const int row = mine + (start + i) * 8;
+            if (row >= rows) break;
+            value[i].x += acc[start + i][2 * half];
+            value[i].y += acc[start + i][2 * half + 1];
+            *reinterpret_cast<float2*>(y + line + row) = value[i];
+        }
+    }
+}
+
+// The same narrowed. Neighbouring lanes exchange, so that each has four neighbours of every second group: whole sectors.
+__device__ void store_elements(const float (&acc)[32][4], int half, int first, int rows, uint16_t* y, int64_t line) {
+    const int lane = threadIdx.x % 4, odd = lane & 1;
+    const uint32_t members = 0xfu << (threadIdx.x % WARP / 4 * 4);  // those of one token
+#pragma unroll
+    for (int j = 0; j < ROWS / 8; j += 2) {
+        const uint32_t even_group = pack(acc[j][2 * half], acc[j][2 * half + 1]);
+        const uint32_t odd_group = pack(acc[j + 1][2 * half], acc[j + 1][2 * half + 1]);
+        const uint32_t kept = odd ? odd_group : even_group;
+        const uint32_t given = __shfl_xor_sync(members, odd ? even_group : odd_group, 1);
+        const int row = first + (j + odd) * 8 + (lane - odd) * 2;
+        if (row + 4 <= rows) {
+            *reinterpret_cast<uint2*>(y + line + row) = odd ? make_uint2(given, kept) : make_uint2(kept, given);
+        } else if (row < rows) {
+            *reinterpret_cast<uint32_t*>(y + line + row) = odd ? given : kept;
+        }
+    }
+}
+
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
@@ -141,27 +186,12 @@ linear_tma(const int32_t* counts, int32_t live_word, const __grid_constant__ CUt
             wait_products<0>();
             if (thread < PEERS) arrive_at(empty(last), thread);
             const int token = (pair * PEERS + peer) * TOKENS + group * 64 + thread / WARP * 16 + lane / 4;
-            const int first_row = column * ROWS + lane % 4 * 2;
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 if (token + half * 8 >= live) continue;
                 const int64_t line = static_cast<int64_t>(token + half * 8) * rows;
-#pragma unroll
-                for (int j = 0; j < ROWS / 8; ++j) {
-                    const int row = first_row + j * 8;
-                    if (row >= rows) break;
-                    float2 value = make_float2(acc[j][2 * half], acc[j][2 * half + 1]);
-                    if (residual) {
-                        const float2 before = *reinterpret_cast<const float2*>(residual + line + row);
-                        value.x += before.x;
-                        value.y += before.y;
-                    }
-                    if (y_f32) {
-                        *reinterpret_cast<float2*>(static_cast<float*>(y) + line + row) = value;
-                    } else {
-                        *reinterpret_cast<uint32_t*>(static_cast<uint16_t*>(y) + line + row) = pack(value.x, value.y);
-                    }
-                }
+                if (y_f32) store_floats(acc, half, column * ROWS, rows, residual, static_cast<float*>(y), line);
+                else store_elements(acc, half, column * ROWS, rows, static_cast<uint16_t*>(y), line);
             }
         }
     }
