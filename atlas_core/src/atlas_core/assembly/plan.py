@@ -21,7 +21,7 @@ from atlas_core.vocab.layout import StorageLayout
 
 DEFAULT_MAX_SEQ_LEN = 32768
 DECODE_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-PREFILL_TOKENS = (64, 256, 1024, 4096, 8192)
+PREFILL_TOKENS = (64, 256, 512, 1024, 2048, 4096, 8192)
 BIAS_PAIRS = 1024
 """Pool of logit_bias entries of all running sequences: three full ones of 300, and room for suppressed end tokens."""
 

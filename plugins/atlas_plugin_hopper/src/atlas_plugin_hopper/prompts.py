@@ -13,8 +13,10 @@ from atlas_nvidia.implementations.linear import Linear
 TOKENS, ROWS, DEPTH, PEERS, STAGES = 128, 256, 64, 2, 4
 """Of a block's tile, of the cluster that shares weights, and of the ring in shared memory (linear_tma.cu)."""
 THREADS = 384
-FEWEST = 512
-"""Tokens from which on it is the fastest (docs/measured-facts.md)."""
+CLUSTERS = 66
+"""That run at once on 132 processors."""
+FULL = 0.7
+"""Share of them that must be busy on average for these tiles to be the fastest: smaller ones fill the machine with fewer tokens."""
 
 
 class CopiedByEngine(Linear):
@@ -26,9 +28,13 @@ class CopiedByEngine(Linear):
         super().__init__(residual, "tma", "linear_tma", element)
 
     def supports(self, need: OpNeed) -> Verdict:
-        """See OpImplementation. The rank depends on the number of tokens."""
+        """See OpImplementation. The rank depends on how well the tiles fill the machine."""
         verdict = super().supports(need)
-        return Verdict.yes(30 if need.operands["x"].shape[0] >= FEWEST else 4) if verdict.ok else verdict
+        if not verdict.ok:
+            return verdict
+        tiles = _pairs_of_tiles(need.operands["x"].shape[0], need.operands["weight"].shape[0])
+        busy = tiles / (-(-tiles // CLUSTERS) * CLUSTERS)
+        return Verdict.yes(30 if busy >= FULL else 4)
 
     def refusals(self, need: OpNeed) -> list[str]:
         """See Implementation."""
@@ -38,7 +44,7 @@ class CopiedByEngine(Linear):
     def bind(self, need: OpNeed, context: BindContext) -> Sequence[Launch]:
         """See OpImplementation."""
         tokens, (rows, width) = need.operands["x"].shape[0], need.operands["weight"].shape
-        pairs = -(-tokens // (PEERS * TOKENS)) * -(-rows // ROWS)
+        pairs = _pairs_of_tiles(tokens, rows)
         shared = STAGES * (TOKENS + ROWS) * DEPTH * 2
         geometry = Geometry((PEERS * min(pairs, context.workers // PEERS), 1, 1), (THREADS, 1, 1), shared)
         x = TensorMap(context.operands["x"].address, tokens, width, 2, TOKENS)
@@ -49,3 +55,8 @@ class CopiedByEngine(Linear):
             ptr(context.operands["y"].address), i32(rows), i32(width), i32(int(need.operands["y"].dtype is DType.F32)),
         ]  # fmt: skip
         return self.launch(context, geometry, args, cluster=(PEERS, 1, 1))
+
+
+def _pairs_of_tiles(tokens: int, rows: int) -> int:
+    """What a cluster takes at once, all in all."""
+    return -(-tokens // (PEERS * TOKENS)) * -(-rows // ROWS)
