@@ -79,11 +79,6 @@ class PlanBuilder:
         """Rows so far."""
         return len(self._sequences)
 
-    @property
-    def rows(self) -> int:
-        """Sequences so far."""
-        return len(self._sequences)
-
     def update(self, word: int, value: int) -> None:
         """Write ``value`` (signed or unsigned 32 bits) to a word of the slots array."""
         self._updates.append((word, signed(value)))
