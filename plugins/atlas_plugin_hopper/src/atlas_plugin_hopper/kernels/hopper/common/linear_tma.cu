@@ -46,7 +46,7 @@ __device__ void copy_tile_to_all(uint32_t to, const CUtensorMap* map, int column
 // weights; past GROUP pairs of tiles of tokens the rows advance, so that they share tokens as well.
 struct Walk {
     int pairs, columns;
-    static constexpr int GROUP = 8;
+    static constexpr int GROUP = 2;
     __device__ int count() const { return pairs * columns; }
     __device__ void at(int turn, int& pair, int& column) const {
         const int band = turn / (GROUP * columns), inside = turn % (GROUP * columns);

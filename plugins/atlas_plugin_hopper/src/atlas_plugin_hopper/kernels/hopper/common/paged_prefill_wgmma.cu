@@ -1,8 +1,8 @@
 // Causal attention of any number of queries a sequence over pages, on Hopper's warpgroup products (FlashAttention-3;
 // Shah et al., 2024).
 //
-// A block owns the queries of one head of one sequence, 64 a warpgroup; one more warpgroup copies keys and values from
-// their pages. Keys come from the newest to the oldest, so that only the first tiles (and with a window the last)
+// A block owns some queries of one sequence and all heads that share a key head: a row is one query of one head, 64 of
+// them a warpgroup. One more warpgroup copies keys and values from their pages. Keys come from the newest to the oldest, so that only the first tiles (and with a window the last)
 // need a mask. While the sums of one tile turn into weights of values, the tensor cores work at the next tile's scores
 // and at the products of the last tile's weights. Where there are two warpgroups they take turns in asking for products, so
 // that one's exponentials hide behind the other's products. Long rows of tiles come first, for an even end.
@@ -22,7 +22,7 @@ using namespace atlas;
 
 namespace {
 
-constexpr int QUERIES = 64 * CONSUMERS, THREADS = (1 + CONSUMERS) * WARPGROUP, STAGES = 2;
+constexpr int ROWS = 64 * CONSUMERS, THREADS = (1 + CONSUMERS) * WARPGROUP, STAGES = 2;
 constexpr int PANELS = HEAD_DIM / PANEL, PIECES = HEAD_DIM / 8;
 constexpr int KEY_PANEL = KEYS * 128, TILE_BYTES = PANELS * KEY_PANEL;
 constexpr int QUERY_PANEL = 64 * 128, QUERY_BYTES = PANELS * QUERY_PANEL;
@@ -59,6 +59,9 @@ struct Range {
     int first_query;  // of this block, within the step
     int queries;      // of the sequence, in the step
     int oldest_key, length;
+    int heads;  // that share the key head: row r is query r / heads of the block
+    __device__ int query(int row) const { return first_query + row / heads; }
+    __device__ bool has(int row) const { return row < ROWS / heads * heads && query(row) < queries; }
     __device__ int first_tile() const { return oldest_key / KEYS; }
     __device__ int tiles() const { return (length + KEYS - 1) / KEYS - first_tile(); }
     // Tiles count from the newest.
@@ -105,18 +108,20 @@ __device__ void produce(const Range range, const int32_t* table, const uint16_t*
     wait_copies<0>();
 }
 
-// 64 queries against all tiles.
-__device__ void consume(const Range range, const uint16_t* q, uint16_t* y, int q_heads, int head, int first_token,
+// 64 rows against all tiles.
+__device__ void consume(const Range range, const uint16_t* q, uint16_t* y, int q_heads, int kv_head, int first_token,
                         int window, float scale, uint32_t query, uint32_t keys, uint32_t values, Barriers barriers) {
     const int group = threadIdx.x / WARPGROUP - 1, thread = threadIdx.x % WARPGROUP, lane = thread % WARP;
-    const int first = range.first_query + group * 64;
     query += group * QUERY_BYTES;
+    // Where a row's vector starts, in heads.
+    auto vector = [&](int row) {
+        return static_cast<int64_t>(first_token + range.query(row)) * q_heads + kv_head * range.heads + row % range.heads;
+    };
     for (int e = thread; e < 64 * PIECES; e += WARPGROUP) {
         const int row = e / PIECES, piece = e % PIECES;
-        const bool valid = first + row < range.queries;
-        const int64_t vector = static_cast<int64_t>(first_token + first + row) * q_heads + head;
+        const bool valid = range.has(group * 64 + row);
         copy_async(swizzled(query + piece / 8 * QUERY_PANEL, row, piece % 8),
-                   valid ? q + vector * HEAD_DIM + piece * 8 : q, valid);
+                   valid ? q + vector(group * 64 + row) * HEAD_DIM + piece * 8 : q, valid);
     }
     commit_copies();
     wait_copies<0>();
@@ -125,7 +130,10 @@ __device__ void consume(const Range range, const uint16_t* q, uint16_t* y, int q
 
     const int tiles = range.tiles(), turn = TURN + group, others_turn = TURN + (1 - group);
     const float factor = scale * LOG2E;
-    const int mine = first + thread / WARP * 16 + lane / 4;
+    const int mine = group * 64 + thread / WARP * 16 + lane / 4;
+    const int oldest_query = range.start + range.query(group * 64);
+    const int newest_query = range.start + range.query(group * 64 + 63);
+    const int last_key[2] = {range.start + range.query(mine), range.start + range.query(mine + 8)};
     float out[OUTS][OUT_N / 8][4];
     uint32_t weight[KEYS / 16][4];
     float top[2] = {-INFINITY, -INFINITY}, total[2] = {}, rescale[2];
@@ -163,12 +171,12 @@ __device__ void consume(const Range range, const uint16_t* q, uint16_t* y, int q
         if (lane == 0) barrier_arrive(barriers.empty(value, tile % STAGES));
     };
     auto soften = [&](float (&score)[KEYS / 8][4], int tile) {
-        const int key = range.key(tile), oldest_query = range.start + first;
-        const bool masked = key + KEYS > oldest_query + 1 || (window > 0 && key <= oldest_query + 63 - window);
+        const int key = range.key(tile);
+        const bool masked = key + KEYS > oldest_query + 1 || (window > 0 && key <= newest_query - window);
         if (masked) {
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                const int last = range.start + mine + half * 8, oldest = window > 0 ? last - window + 1 : 0;
+                const int last = last_key[half], oldest = window > 0 ? last - window + 1 : 0;
 #pragma unroll
                 for (int j = 0; j < KEYS / 8; ++j)
 #pragma unroll
@@ -257,10 +265,10 @@ __device__ void consume(const Range range, const uint16_t* q, uint16_t* y, int q
     wait_products<0>();
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-        const int index = mine + half * 8;
-        if (index >= range.queries) continue;
+        const int row = mine + half * 8;
+        if (!range.has(row)) continue;
         const float share = 1.0f / total[half];
-        uint16_t* to = y + (static_cast<int64_t>(first_token + index) * q_heads + head) * HEAD_DIM + lane % 4 * 2;
+        uint16_t* to = y + vector(row) * HEAD_DIM + lane % 4 * 2;
 #pragma unroll
         for (int o = 0; o < OUTS; ++o)
 #pragma unroll
@@ -282,9 +290,10 @@ paged_prefill_wgmma(const int32_t* counts, const uint16_t* q, const int32_t* cu_
     admit_successor();
     const int sequences = counts[ATLAS_SEQUENCES];
     // The last tile of the last sequence comes first: causal rows grow, and a long one at the end would keep the rest waiting.
+    const int heads = q_heads / kv_heads, queries = ROWS / heads;
     int row = sequences - 1, tile = blockIdx.y;
     for (; row >= 0; --row) {
-        const int tiles = (cu_q[row + 1] - cu_q[row] + QUERIES - 1) / QUERIES;
+        const int tiles = (cu_q[row + 1] - cu_q[row] + queries - 1) / queries;
         if (tile < tiles) {
             tile = tiles - 1 - tile;
             break;
@@ -310,11 +319,12 @@ paged_prefill_wgmma(const int32_t* counts, const uint16_t* q, const int32_t* cu_
     Range range;
     range.start = slot[ATLAS_POSITION];
     range.queries = cu_q[row + 1] - cu_q[row];
-    range.first_query = tile * QUERIES;
-    range.length = range.start + min(range.first_query + QUERIES, range.queries);
+    range.first_query = tile * queries;
+    range.length = range.start + min(range.first_query + queries, range.queries);
+    range.heads = heads;
     // Pages that no query looks at any more may have been given away.
     range.oldest_key = window > 0 ? max(0, range.start + range.first_query - window + 1) : 0;
-    const int head = blockIdx.x, kv_head = head / (q_heads / kv_heads);
+    const int kv_head = blockIdx.x;
     const uint32_t query = shared_address(shared), keys = query + CONSUMERS * QUERY_BYTES;
     const uint32_t values = keys + STAGES * TILE_BYTES;
     wait_for_predecessor();
@@ -323,6 +333,6 @@ paged_prefill_wgmma(const int32_t* counts, const uint16_t* q, const int32_t* cu_
         produce(range, slot + table_offset, cache, kv_head, kv_heads, page_tokens, keys, values, barriers);
     } else {
         take_registers<CONSUMERS == 2 ? 232 : 160>();
-        consume(range, q, y, q_heads, head, cu_q[row], window, scale, query, keys, values, barriers);
+        consume(range, q, y, q_heads, kv_head, cu_q[row], window, scale, query, keys, values, barriers);
     }
 }
