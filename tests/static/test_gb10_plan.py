@@ -144,6 +144,10 @@ def test_explain_says_that_it_is_a_prediction(tmp_path):
     found = explain(discover(), read_settings(flags, {}))
     assert found["prediction"] == {"context": CONTEXT, "share_of_bandwidth": 0.88, "memory_bandwidth_gbps": 273}
     decode = found["buckets"][0]
+    assert [row["name"] for row in found["dialects"]] == [None, None], (
+        "there is no tokenizer whose template could be asked"
+    )
+    assert sum(line.startswith("dialect    ") and "not known" in line for line in text(found)) == 2
     lines = [line for line in text(found) if "tokens/s" in line]
     assert len(lines) == 1
     assert lines[0].startswith(f"  prediction, not measured: {decode['predicted_tokens_per_second']:.1f} tokens/s")

@@ -13,8 +13,7 @@ from atlas_core.model.planner import Step
 from atlas_core.plugins.registry import Registry
 from atlas_core.server.translate import sampling_sources
 from atlas_core.settings import Settings
-from atlas_core.text.dialect.choice import Speech
-from atlas_core.vocab.errors import UsageError
+from atlas_core.vocab.errors import CheckpointError, UsageError
 from atlas_core.vocab.resolve import Candidate
 
 
@@ -54,7 +53,7 @@ def describe(registry: Registry, model: Model, machine: Machine, plan: StepPlan)
             {"name": name, "value": value, "source": source}
             for name, value, source in sampling_sources(model.checkpoint.generation_config, model.preset.winner)
         ],
-        "dialects": _dialects(explained_speech(plan.settings, model, registry)),
+        "dialects": _dialects(plan.settings, model, registry),
         "model": {
             "path": str(model.path),
             "layers": spec.layers,
@@ -80,8 +79,14 @@ def describe(registry: Registry, model: Model, machine: Machine, plan: StepPlan)
     }
 
 
-def _dialects(speech: Speech) -> list[dict[str, Any]]:
-    """Of calls and of thoughts."""
+def _dialects(settings: Settings, model: Model, registry: Registry) -> list[dict[str, Any]]:
+    """Of calls and of thoughts; without names where the checkpoint has no tokenizer yet, whose template would be asked."""
+    try:
+        speech = explained_speech(settings, model, registry)
+    except CheckpointError as error:
+        return [
+            {"reads": reads, "name": None, "source": error.what, "candidates": []} for reads in ("calls", "thoughts")
+        ]
     return [
         {"reads": reads, "name": choice.name, "source": choice.source, "candidates": _candidates(choice.candidates)}
         for reads, choice in zip(("calls", "thoughts"), speech.choices, strict=True)

@@ -47,7 +47,8 @@ def text(found: dict[str, Any]) -> Iterator[str]:
     for row in found["sampling"]:
         yield f"sampling   {row['name']} {row['value']:g}, from {row['source']}"
     for row in found["dialects"]:
-        yield f"dialect    {row['reads']}: {row['name']}, from {row['source']}"
+        said = f"{row['name']}, from {row['source']}" if row["name"] else f"not known: {row['source']}"
+        yield f"dialect    {row['reads']}: {said}"
         yield from _refusals(row["candidates"], row["name"])
     model = found["model"]
     yield f"model      {model['path']}"
