@@ -3,7 +3,10 @@
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
-from atlas_core.server.exposition import Metric, Registry, Sample
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import Metric, Sample
+from prometheus_client.registry import Collector
+
 from atlas_core.server.lifecycle import Lifecycle
 
 _VLLM: Mapping[str, str] = {
@@ -30,13 +33,17 @@ NAMES: Mapping[str, tuple[str, Mapping[str, str]]] = MappingProxyType({"vllm": (
 """By server: the prefix of its names, and its names of ours, several with blanks between them."""
 
 
-class Aliases:
+class Aliases(Collector):
     """The metrics of another registry, renamed; ``model_name`` is added to their labels, as those dashboards select by it."""
 
-    def __init__(self, source: Registry, server: str, lifecycle: Lifecycle) -> None:
+    def __init__(self, source: CollectorRegistry, server: str, lifecycle: Lifecycle) -> None:
         self._source = source
         self._prefix, self._names = NAMES[server]
         self._lifecycle = lifecycle
+
+    def describe(self) -> Iterator[Metric]:
+        """Nothing: the source has described them."""
+        return iter(())
 
     def collect(self) -> Iterator[Metric]:
         """Every metric that has another name."""
@@ -44,14 +51,15 @@ class Aliases:
         model = {} if service is None else {"model_name": service.model.names[0]}
         for metric in self._source.collect():
             for name in self._names.get(metric.name, "").split():
-                renamed = Metric(self._prefix + name, metric.documentation, metric.kind)
+                renamed = Metric(self._prefix + name, metric.documentation, metric.type)
                 renamed.samples = [
                     _renamed(sample, renamed.name + sample.name.removeprefix(metric.name), model)
                     for sample in metric.samples
+                    if not sample.name.endswith("_created")
                 ]
                 yield renamed
 
 
 def _renamed(sample: Sample, name: str, more: Mapping[str, str]) -> Sample:
     labels = {_LABELS.get(label, label): value for label, value in sample.labels.items()}
-    return Sample(name, {**labels, **more}, sample.value)
+    return Sample(name, {**labels, **more}, sample.value, sample.timestamp, sample.exemplar)

@@ -2,8 +2,11 @@
 
 from collections.abc import Iterator, Sequence
 
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.registry import Collector
+
 from atlas_core.server.aliases import Aliases
-from atlas_core.server.exposition import Counter, Histogram, Metric, Registry, render
 from atlas_core.server.lifecycle import Lifecycle
 from atlas_core.server.limits import Gate
 
@@ -19,10 +22,10 @@ class Metrics:
 
     def __init__(self, lifecycle: Lifecycle, gate: Gate, aliases: Sequence[str] = ()) -> None:
         """``aliases``: whose names, beside our own, the metrics have; see server.aliases."""
-        self._registry = Registry()
+        self._registry = CollectorRegistry()
         self._aliases = None
         if aliases:
-            self._aliases = Registry()
+            self._aliases = CollectorRegistry()
             for name in aliases:
                 self._aliases.register(Aliases(self._registry, name, lifecycle))
         self._registry.register(_EngineGauges(lifecycle, gate))
@@ -60,8 +63,8 @@ class Metrics:
 
     def request(self, endpoint: str, status: int, seconds: float) -> None:
         """A request was answered. ``endpoint`` is a route, never a path: the number of label values has to be bounded."""
-        self._requests.inc(1, endpoint, str(status))
-        self._whole.observe(seconds, endpoint)
+        self._requests.labels(endpoint, str(status)).inc()
+        self._whole.labels(endpoint).observe(seconds)
 
     def first_token(self, seconds: float) -> None:
         """A sequence got its first token, ``seconds`` after it arrived."""
@@ -89,19 +92,23 @@ class Metrics:
 
     def finished(self, reason: str, prompt_tokens: int, cached_tokens: int) -> None:
         """A sequence ended: stop, length, error or abort."""
-        self._finished.inc(1, reason)
+        self._finished.labels(reason).inc()
         self._prompt.inc(prompt_tokens)
         self._cached.inc(cached_tokens)
 
     def render(self) -> bytes:
         """Everything, in the Prometheus text format."""
-        return render(self._registry) + (b"" if self._aliases is None else render(self._aliases))
+        return generate_latest(self._registry) + (b"" if self._aliases is None else generate_latest(self._aliases))
 
 
-class _EngineGauges:
+class _EngineGauges(Collector):
     def __init__(self, lifecycle: Lifecycle, gate: Gate) -> None:
         self._lifecycle = lifecycle
         self._gate = gate
+
+    def describe(self) -> Iterator[Metric]:
+        """Nothing: asking would need an engine."""
+        return iter(())
 
     def collect(self) -> Iterator[Metric]:
         """The load now."""
@@ -119,15 +126,22 @@ class _EngineGauges:
         usage = now.kv_tokens_used / total if total else 0.0
         yield _gauge("atlas_kv_usage_ratio", "Share of the cache in use, 0 to 1.", usage)
         pages = total // info.page_tokens if info.page_tokens else 0
-        cache = {
-            "page_tokens": str(info.page_tokens), "pages": str(pages), "max_batch_size": str(info.max_batch_size),
-            "max_seq_len": str(info.max_seq_len),
-        }  # fmt: skip
-        about = "The cache: tokens of a page, pages, sequences at once, context."
-        yield Metric.of("info", "atlas_cache_config", about, 1.0, cache)
-        yield Metric.of("counter", "atlas_steps", "Steps computed.", now.steps)
-        yield Metric.of("counter", "atlas_preemptions", "Sequences put back to be computed again.", now.preemptions)
+        cache = InfoMetricFamily(
+            "atlas_cache_config", "The cache: tokens of a page, pages, sequences at once, context."
+        )
+        cache.add_metric(
+            (),
+            {
+                "page_tokens": str(info.page_tokens), "pages": str(pages), "max_batch_size": str(info.max_batch_size),
+                "max_seq_len": str(info.max_seq_len),
+            },
+        )  # fmt: skip
+        yield cache
+        yield CounterMetricFamily("atlas_steps", "Steps computed.", value=now.steps)
+        yield CounterMetricFamily(
+            "atlas_preemptions", "Sequences put back to be computed again.", value=now.preemptions
+        )
 
 
 def _gauge(name: str, about: str, value: float) -> Metric:
-    return Metric.of("gauge", name, about, value)
+    return GaugeMetricFamily(name, about, value=value)
