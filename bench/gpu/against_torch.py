@@ -35,7 +35,8 @@ WAYS = (("1 sequence, decoded", 1, 96, 0, 1), ("8 sequences, decoded", 8, 32, 0,
 
 
 def shortened(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
-    """The configuration with so many layers."""
+    """The configuration with so many layers; of nested ones that of the text model."""
+    config = config.get("text_config", config)
     short = {key: value for key, value in config.items() if not key.startswith("_")} | {"num_hidden_layers": layers}
     if "layer_types" in short:
         short["layer_types"] = short["layer_types"][:layers]

@@ -65,7 +65,8 @@ class Bench:
         self.backend = open_backend(KernelLibrary(tree, places, Target(hardware, arch)))
         self.batch = batch
         self._choices: dict[int, dict[str, Buffer]] = {}
-        model_type = config["model_type"]
+        config = config.get("text_config", config)
+        model_type = config["model_type"].removesuffix("_text")
         loader = LlamaLoader() if model_type == "llama" else QwenLoader(model_type)
         self.spec = loader.read_config({k: v for k, v in config.items() if not k.startswith("_")})
         blocks = -(-(context + 4096) // PAGE_TOKENS)
@@ -107,6 +108,8 @@ class Bench:
                 if value.kind == "state" and value.name not in values:
                     shape = [int(extent) for extent in value.shape]
                     values[value.name] = alloc(prod(shape) * 4)
+                    if value.name.startswith("state."):  # what a context would have left, for steps behind one
+                        backend.memset_async(values[value.name].address, 0, prod(shape) * 4, backend.create_stream())
                 if value.kind == "cache" and value.name not in values:
                     page = choices.caches[value.name].page_bytes(int(value.shape[2]), int(value.shape[4]))
                     values[value.name] = alloc(int(value.shape[0]) * pages * page)
@@ -163,6 +166,8 @@ class Bench:
             updates += [
                 (self.slots.word(slot, Word.POSITION), position),
                 (self.slots.word(slot, Word.LAST_TOKEN), 7 + slot),
+                (self.slots.word(slot, Word.STATE_IN), slot),
+                (self.slots.word(slot, Word.STATE_OUT), slot),
             ]
             updates += [(self.slots.word(slot, Word.PENALTY_ROW), -1), (self.slots.word(slot, Word.LOGPROBS), -1)]
             updates += [(self.slots.block(slot, 0, index), slot * blocks + index) for index in range(blocks)]

@@ -33,7 +33,14 @@ KEY_HEADS, VALUE_HEADS, DIM = 16, 32, 128
 CHANNELS, VALUES = (2 * KEY_HEADS + VALUE_HEADS) * DIM, VALUE_HEADS * DIM
 BF16, F32, I32 = DType.BF16, DType.F32, DType.I32
 KINDS = {BF16: ml_dtypes.bfloat16, F32: np.float32, I32: np.int32}
-STEPS = ("linear_attention_step_4", "linear_attention_step_2", "linear_attention_step_1", "linear_attention_rows")
+STEPS = (
+    "linear_attention_step_4",
+    "linear_attention_step_2",
+    "linear_attention_step_1",
+    "linear_attention_rows",
+    "linear_attention_rows_2",
+)
+CHUNKED = ("gated_delta_rule_chunks", "gated_delta_rule_chunks_2")
 _OP_ATTRS = {"key_heads": KEY_HEADS, "value_heads": VALUE_HEADS, "key_dim": DIM, "value_dim": DIM, "scale": DIM**-0.5}
 
 
@@ -210,10 +217,11 @@ def check(backend: Any, prompt: int) -> None:
     lab.run(lab.conv(0))
     lab.run(lab.delta("gated_delta_rule", 0))
     want, state = lab.read("attended"), lab.read("state")
-    lab.refill()
-    lab.run(lab.delta("gated_delta_rule_chunks", 0))
-    _differ("results", want, lab.read("attended"))
-    _differ("states", state, lab.read("state"))
+    for name in CHUNKED:
+        lab.refill()
+        lab.run(lab.delta(name, 0))
+        _differ(f"results, {name}", want, lab.read("attended"))
+        _differ("states", state, lab.read("state"))
     lab.close()
     lab = Lab(backend, 5, 1, 1, 100)
     print("a decode step of five sequences, in one launch and in pieces")
@@ -252,14 +260,13 @@ def prefill(backend: Any, prompt: int) -> None:
     """The nodes of one prompt, and of the same tokens as several."""
     for batch in (1, 4):
         lab = Lab(backend, batch, prompt // batch, 1, 0)
-        both = lab.delta("gated_delta_rule_chunks", 0)
-        rows = {
-            "convolution and lengths": lab.conv(0), "delta rule, by chunk": both[:1], "delta rule, states": both[1:],
-            "delta rule": both, "gated norm": lab.norm(),
-        }  # fmt: skip
+        rows = {"convolution and lengths": lab.conv(0), "gated norm": lab.norm()}
+        for name in CHUNKED:
+            both = lab.delta(name, 0)
+            rows |= {f"{name}: by chunk": both[:1], f"{name}: states": both[1:], name: both}
         print(f"prompts, {batch} x {prompt // batch}: microseconds")
         for title, launches in rows.items():
-            print(f"  {title:<26} {lab.timed(launches):9.1f}")
+            print(f"  {title:<36} {lab.timed(launches):9.1f}")
         lab.close()
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch_linear as linear
 from safetensors.torch import save_file
 
 Config = Mapping[str, Any]
@@ -43,7 +44,7 @@ def seeded(config: Config, seed: int) -> Weights:
             weights[f"{stem}{part}.weight"] = _norm(generator, hidden)
         for table, kind in ((ATTENTIONS, _attention_kind(config, layer)), (NETWORKS, _network_kind(config, layer))):
             weights |= {stem + name: tensor for name, tensor in table[kind][0](generator, config).items()}
-    return weights
+    return {name: w - 1 if _centred(config, name) else w for name, w in weights.items()}
 
 
 def save(config: Config, weights: Weights, folder: Path) -> None:
@@ -56,6 +57,7 @@ def logits(config: Config, weights: Weights, ids: list[int]) -> Tensor:
     """float32 [tokens, vocabulary] on the GPU."""
     torch.backends.cuda.matmul.allow_tf32 = False
     eps = config["rms_norm_eps"]
+    weights = {name: w.float() + 1 if _centred(config, name) else w for name, w in weights.items()}
     h = weights["model.embed_tokens.weight"][torch.tensor(ids, device="cuda")].float()
     for layer in range(config["num_hidden_layers"]):
         stem = f"model.layers.{layer}."
@@ -78,8 +80,20 @@ def difference(want: Tensor, got: np.ndarray) -> tuple[float, float, int, int]:
     return float(error.max()), float(error.mean()), int(clear.sum()), int(agreed.sum())
 
 
+def _hybrid(config: Config) -> bool:
+    return str(config["model_type"]).startswith("qwen3_5")
+
+
+def _centred(config: Config, name: str) -> bool:
+    """Whether a weight is stored less one: norms of hybrids, but for those of linear attention."""
+    return _hybrid(config) and "norm" in name and "linear_attn" not in name
+
+
 def _attention_kind(config: Config, layer: int) -> str:
-    return str(config["layer_types"][layer]) if "layer_types" in config else "full_attention"
+    if "layer_types" in config:
+        return str(config["layer_types"][layer])
+    interval = config.get("full_attention_interval")
+    return "linear_attention" if interval and (layer + 1) % interval else "full_attention"
 
 
 def _network_kind(config: Config, layer: int) -> str:
@@ -116,7 +130,9 @@ def _attention_weights(generator: torch.Generator, config: Config) -> Weights:
     heads = {"q": config["num_attention_heads"], "k": config["num_key_value_heads"], "v": config["num_key_value_heads"]}
     made = {}
     for part, count in heads.items():
-        made[f"self_attn.{part}_proj.weight"] = _normal(generator, count * dim, hidden, scale=hidden**-0.5)
+        # Queries of hybrids have their gates behind them, head by head.
+        rows = count * dim * (2 if part == "q" and _hybrid(config) else 1)
+        made[f"self_attn.{part}_proj.weight"] = _normal(generator, rows, hidden, scale=hidden**-0.5)
         if config["model_type"] == "qwen2":
             made[f"self_attn.{part}_proj.bias"] = _normal(generator, count * dim, scale=0.5)
         if config["model_type"].startswith("qwen3") and part != "v":
@@ -126,8 +142,12 @@ def _attention_weights(generator: torch.Generator, config: Config) -> Weights:
 
 
 def _frequencies(config: Config, dim: int) -> Tensor:
-    """Of the rotary pairs; "llama3" stretches the slow ones (Llama 3.1)."""
-    plain = config["rope_theta"] ** (-torch.arange(0, dim, 2, device="cuda", dtype=torch.float64) / dim)
+    """Of the rotary pairs; "llama3" stretches the slow ones (Llama 3.1). Of hybrids a part of each head turns."""
+    inner = config.get("rope_parameters", {})
+    dim = int(dim * inner.get("partial_rotary_factor", 1))
+    plain = config.get("rope_theta", inner.get("rope_theta")) ** (
+        -torch.arange(0, dim, 2, device="cuda", dtype=torch.float64) / dim
+    )
     scaling = config.get("rope_scaling")
     if not scaling:
         return plain
@@ -143,16 +163,19 @@ def _rotated(x: Tensor, frequencies: Tensor) -> Tensor:
     """x [tokens, heads, dim] from position 0 on; dimension i turns with i + dim / 2."""
     angle = torch.arange(len(x), device="cuda", dtype=torch.float64)[:, None, None] * frequencies
     sine, cosine = angle.sin().float(), angle.cos().float()
-    first, second = x.chunk(2, -1)
-    return torch.cat((first * cosine - second * sine, second * cosine + first * sine), -1)
+    turned, rest = x[..., : 2 * len(frequencies)], x[..., 2 * len(frequencies) :]
+    first, second = turned.chunk(2, -1)
+    return torch.cat((first * cosine - second * sine, second * cosine + first * sine, rest), -1)
 
 
 def _attention(config: Config, part: Weights, x: Tensor) -> Tensor:
     dim, eps = _head_dim(config), config["rms_norm_eps"]
+    rows = torch.arange(len(part["self_attn.q_proj.weight"]), device="cuda")
+    gates = rows // dim % 2 if _hybrid(config) else torch.zeros_like(rows)
 
     def projected(name: str) -> Tensor:
         y = _linear(x, part[f"self_attn.{name}_proj.weight"], part.get(f"self_attn.{name}_proj.bias"))
-        y = y.view(len(x), -1, dim)
+        y = (y[:, gates == 0] if name == "q" else y).view(len(x), -1, dim)
         weight = part.get(f"self_attn.{name}_norm.weight")
         return y if weight is None else _normalised(y, weight, eps)
 
@@ -164,6 +187,8 @@ def _attention(config: Config, part: Weights, x: Tensor) -> Tensor:
     unseen = torch.ones(len(x), len(x), device="cuda", dtype=torch.bool).triu(1)
     odds = scores.masked_fill(unseen, -math.inf).softmax(-1)
     y = torch.einsum("hqk,khd->qhd", odds, v).reshape(len(x), -1)
+    if _hybrid(config):
+        y = y * torch.sigmoid(_linear(x, part["self_attn.q_proj.weight"])[:, gates == 1])
     return _linear(y, part["self_attn.o_proj.weight"])
 
 
@@ -219,5 +244,8 @@ def _mixture(config: Config, part: Weights, x: Tensor) -> Tensor:
 
 Make = Callable[[torch.Generator, Config], Weights]
 Run = Callable[[Config, Weights, Tensor], Tensor]
-ATTENTIONS: dict[str, tuple[Make, Run]] = {"full_attention": (_attention_weights, _attention)}
+ATTENTIONS: dict[str, tuple[Make, Run]] = {
+    "full_attention": (_attention_weights, _attention),
+    "linear_attention": (lambda generator, config: linear.weights(generator, config, RESIDUAL), linear.attention),
+}
 NETWORKS: dict[str, tuple[Make, Run]] = {"dense": (_dense_weights, _dense), "mixture": (_mixture_weights, _mixture)}

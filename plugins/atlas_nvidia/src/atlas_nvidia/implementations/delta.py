@@ -21,7 +21,6 @@ from atlas_nvidia.implementations.linear_attention import DIM, layer_of
 
 _SIZES = ("key_heads", "value_heads", "key_dim", "value_dim")
 CHUNK = 64
-SLICES = 4
 _TILES = 2 * CHUNK * CHUNK * 2
 _DECAYS = 2 * CHUNK * 4
 """Bytes that delta_prepare leaves for each chunk and value head."""
@@ -85,12 +84,19 @@ class Chunked(_DeltaRule):
     """Two launches: what the chunks of a prompt are by themselves, then the states along each row."""
 
     name, module, entry = "gated_delta_rule_chunks", "delta_states", "delta_states"
-    rank = 20
 
-    def __init__(self, element: DType = DType.BF16) -> None:
+    def __init__(self, slices: int, element: DType = DType.BF16) -> None:
+        self.slices = slices
+        if slices != 4:
+            self.name, self.module = f"{self.name}_{slices}", f"{self.module}_{slices}"
         super().__init__(element)
-        prepare = self.module.replace("states", "prepare")
+        prepare = "delta_prepare" if element is DType.BF16 else f"delta_prepare_{element.value}"
         self.kernels = ((prepare, "delta_prepare"), (self.module, "delta_states"))
+
+    def supports(self, need: OpNeed) -> Verdict:
+        """See OpImplementation. The rank grows with the number of blocks."""
+        reasons = self.refusals(need)
+        return Verdict.no(*reasons) if reasons else Verdict.yes(16 + self.slices)
 
     def refusals(self, need: OpNeed) -> list[str]:
         """See Implementation."""
@@ -110,20 +116,28 @@ class Chunked(_DeltaRule):
         attrs, chunks, heads = need.attrs, _chunks(need), need.attrs["value_heads"]
         tiles = context.scratch.address
         between = [ptr(tiles), ptr(tiles + chunks * heads * _TILES)]
-        sizes = [i32(attrs["key_heads"]), i32(heads), i32(attrs["slot_stride"]), f32(attrs["scale"])]
+        sizes = [i32(attrs["key_heads"]), i32(heads), i32(attrs["slot_stride"])]
+        scale = f32(attrs["scale"])
         types = [vector_type(need, "a_log"), vector_type(need, "dt_bias")]
-        prepare = [*self.gates(need, context), *between, *sizes, *types]
+        prepare = [*self.gates(need, context), *between, *sizes, i32(need.sequences), scale, *types]
         states = [
             ptr(context.counts), *addresses(context, "qkv"), *between, *addresses(context, "cu_q", "row_slot", "slots"),
-            layer_of(need, context), *addresses(context, "y"), *sizes,
+            layer_of(need, context), *addresses(context, "y"), *sizes, scale,
         ]  # fmt: skip
-        one = Geometry((chunks, heads, 1), (128, 1, 1), _PREPARE_BYTES)
-        other = Geometry((SLICES, heads, need.sequences), (256, 1, 1), _states_bytes(need))
+        one = Geometry((chunks, attrs["key_heads"], 1), (128, 1, 1), _PREPARE_BYTES)
+        other = Geometry((self.slices, heads, need.sequences), (1024 // self.slices, 1, 1), self._states_bytes(need))
         backend, attributes = context.backend, LaunchAttrs(overlap=True)
         return tuple(
             backend.prepare_launch(backend.kernel(*kernel), geometry, args, attributes)
             for kernel, geometry, args in zip(self.kernels, (one, other), (prepare, states), strict=True)
         )
+
+    def _states_bytes(self, need: OpNeed) -> int:
+        """Stages of keys, queries, tiles, values and decays, and what warps give one another: as in delta_states.cu."""
+        values = DIM // self.slices
+        stage = 2 * _KEYS + _TILES + CHUNK * values * 2 + _DECAYS
+        stages = {4: 3, 2: 2}[self.slices] if need.arch == "sm_90a" else 1
+        return stages * stage + values // 16 * 20 * 32 * 16
 
 
 def _chunks(need: OpNeed) -> int:
@@ -135,11 +149,6 @@ _KEYS = CHUNK * DIM * 2
 _PREPARE_BYTES = 2 * _KEYS + 4 * (CHUNK * (CHUNK + 4) + 2 * CHUNK)
 
 
-def _states_bytes(need: OpNeed) -> int:
-    """Stages of keys, queries, tiles, values and decays, and what warps give one another: as in delta_states.cu."""
-    stage = 2 * _KEYS + _TILES + CHUNK * (DIM // SLICES) * 2 + _DECAYS
-    stages = 2 if need.arch == "sm_90a" else 1
-    return stages * stage + 2 * 20 * 32 * 16
-
-
-ALL: tuple[OpImplementation, ...] = tuple(make(element) for element in ELEMENTS for make in (Recurrent, Chunked))
+ALL: tuple[OpImplementation, ...] = tuple(
+    each for element in ELEMENTS for each in (Recurrent(element), Chunked(4, element), Chunked(2, element))
+)

@@ -29,7 +29,9 @@ MANY = 4
 """Sequences from which on whole heads are faster than slices of them (docs/measured-facts.md)."""
 MAX_CLUSTER = 8
 """Blocks of a cluster that every device with clusters can hold together."""
-_RUN = 16
+_CHANNELS = 4
+"""Channels of a thread of causal_conv.cu."""
+_RUN = 32
 """Tokens that a thread convolves one after another where rows bring many."""
 
 
@@ -39,16 +41,16 @@ def layer_of(need: OpNeed, context: BindContext, state: str = "state", layer: st
     return ptr(buffer.address + need.attrs[layer] * (buffer.nbytes // need.operands[state].shape[0]))
 
 
-def other_head(name: str, dim: int) -> list[str]:
-    """Refusals of heads that are not shared out to 2ⁿ lanes of one warp, VECTOR features each."""
-    lanes = dim // VECTOR
-    if dim % VECTOR == 0 and 1 <= lanes <= 32 and lanes & (lanes - 1) == 0:
+def other_head(name: str, dim: int, vector: int) -> list[str]:
+    """Refusals of heads that are not shared out to 2ⁿ lanes of one warp, ``vector`` features each."""
+    lanes = dim // vector
+    if dim % vector == 0 and 1 <= lanes <= 32 and lanes & (lanes - 1) == 0:
         return []
-    return [f"{name} is {dim}, not {VECTOR} times a power of two up to 32"]
+    return [f"{name} is {dim}, not {vector} times a power of two up to 32"]
 
 
 class CausalConv1d(Implementation):
-    """A thread has 8 channels of a run of tokens."""
+    """A thread has 4 channels of a run of tokens."""
 
     op, name = "causal_conv1d", "causal_conv1d"
     module, entry = "causal_conv", "causal_conv1d"
@@ -72,10 +74,10 @@ class CausalConv1d(Implementation):
         runs = need.sequences if run == 1 else need.tokens // run + need.sequences
         args = [
             ptr(context.counts), *addresses(context, "x", "weight", "cu_q", "row_slot", "slots"), layer_of(need, context),
-            *addresses(context, "y"), i32(channels), i32(need.attrs["slot_stride"]), i32(run), vector_type(need, "weight"),
-            *self._own(need),
+            *addresses(context, "y"), i32(channels), i32(need.attrs["slot_stride"]), i32(need.sequences), i32(run),
+            vector_type(need, "weight"), *self._own(need),
         ]  # fmt: skip
-        return self.launch(context, Geometry((runs, -(-channels // (VECTOR * 128)), 1), (128, 1, 1)), args)
+        return self.launch(context, Geometry((runs, -(-channels // (_CHANNELS * 256)), 1), (256, 1, 1)), args)
 
     def _own(self, need: OpNeed) -> list[Arg]:
         """What follows the arguments that both entries share."""
@@ -90,7 +92,7 @@ class ConvL2Norm(CausalConv1d):
 
     def refusals(self, need: OpNeed) -> list[str]:
         """See Implementation."""
-        return [*super().refusals(need), *other_head("head_dim", need.attrs["head_dim"])]
+        return [*super().refusals(need), *other_head("head_dim", need.attrs["head_dim"], _CHANNELS)]
 
     def _own(self, need: OpNeed) -> list[Arg]:
         return [i32(need.attrs["heads"]), i32(need.attrs["head_dim"]), f32(need.attrs["eps"])]
@@ -106,7 +108,7 @@ class _HeadRows(Implementation):
         """See Implementation."""
         return [
             *not_fast(need, self.element), *other_type(need, self.element, *self.activations), *ragged(need, "x"),
-            *unbounded(need, "x"), *other_head("head_dim", self.head_dim(need)),
+            *unbounded(need, "x"), *other_head("head_dim", self.head_dim(need), VECTOR),
         ]  # fmt: skip
 
     def head_dim(self, need: OpNeed) -> int:
@@ -231,17 +233,27 @@ class SlicedStep(_Step):
         return 512 // self.slices
 
 
-class WholeStep(_Step):
-    """A block has a whole head, its state in shared memory, and a processor three of them: many sequences keep memory busy."""
+class SharedStep(_Step):
+    """A head is one block, or ``slices`` blocks, with the state in shared memory: many sequences keep memory busy."""
 
-    name, module, entry = "linear_attention_rows", "linear_attention_rows", "linear_attention_rows"
-    slices, threads = 1, 256
-    shared = 4 * DIM * DIM + 4 * (8 * 2 * DIM + 3 * DIM + 8 * 3)
+    entry = "linear_attention_rows"
+
+    def __init__(self, slices: int, element: DType = DType.BF16) -> None:
+        self.slices = slices
+        self.name = self.module = "linear_attention_rows" if slices == 1 else f"linear_attention_rows_{slices}"
+        values, warps = DIM // slices, 8 // slices
+        self.shared = 4 * (DIM * values + warps * 2 * values + 2 * DIM + values + warps * 3 + slices)
+        super().__init__(element)
 
     def supports(self, need: OpNeed) -> Verdict:
         """See OpImplementation. The rank depends on the number of sequences."""
         reasons = self.refusals(need)
-        return Verdict.no(*reasons) if reasons else Verdict.yes(60 if need.sequences >= MANY else 40)
+        return Verdict.no(*reasons) if reasons else Verdict.yes((60 if need.sequences >= MANY else 40) - self.slices)
+
+    @property
+    def threads(self) -> int:
+        """4 values of 16 keys each."""
+        return 256 // self.slices
 
 
 ALL: tuple[OpImplementation, ...] = tuple(
@@ -250,6 +262,7 @@ ALL: tuple[OpImplementation, ...] = tuple(
     for each in (
         *(make(element) for make in (CausalConv1d, ConvL2Norm, L2Norm, GatedRmsNorm)),
         *(SlicedStep(slices, element) for slices in (4, 2, 1)),
-        WholeStep(element),
+        SharedStep(1, element),
+        SharedStep(2, element),
     )
 )

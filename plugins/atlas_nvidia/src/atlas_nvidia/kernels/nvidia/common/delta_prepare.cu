@@ -1,6 +1,6 @@
 // The gated delta rule in chunks of 64 tokens (the WY form of Yang et al., 2024, "Gated Delta Networks"), for heads of
-// 128, on mma.sync: what chunks are by themselves, one block for each chunk and value head. Chunks end at absolute
-// multiples of 64, so that pieces of a prompt meet the same ones.
+// 128, on mma.sync: what chunks are by themselves, one block for each chunk and key head, whose value heads it takes in
+// turn. Chunks end at absolute multiples of 64, so that pieces of a prompt meet the same ones.
 //
 // With D_ij = exp(c_i - c_j), c the running sum of a chunk's log decays, and A_ij = β_i (k_i·k_j) D_ij for j < i, it
 // makes T = (I + A)⁻¹ diag(β) and P_ij = scale (q_i·k_j) D_ij for j ≤ i. delta_states.cu goes on from there.
@@ -94,29 +94,27 @@ __device__ void invert(const float* system, float* inverse, float* between) {
 
 // tiles: [chunks][value_heads][2][64][64], T and P; what lies right of the diagonal's blocks of 16 is not written.
 // decays: [chunks][value_heads][2][64], exp(c) and exp(c_63 - c).
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 3)
 delta_prepare(const int32_t* counts, const uint16_t* qkv, const uint16_t* a, const uint16_t* b, const void* a_log,
               const void* dt_bias, const int32_t* cu_q, const int32_t* row_slot, const int32_t* slots, uint16_t* tiles,
-              float* decays, int32_t key_heads, int32_t value_heads, int32_t slot_stride, float scale,
-              int32_t a_log_type, int32_t dt_bias_type) {
+              float* decays, int32_t key_heads, int32_t value_heads, int32_t slot_stride, int32_t capacity,
+              float scale, int32_t a_log_type, int32_t dt_bias_type) {
     extern __shared__ __align__(128) unsigned char shared[];
     admit_successor();
     wait_for_predecessor();
-    const RowPart at = locate(blockIdx.x, counts[ATLAS_SEQUENCES], [&](int row) {
-        return chunks_of(state_row(cu_q, row_slot, slots, slot_stride, row));
-    });
+    const RowPart at = locate(blockIdx.x, counts, cu_q, row_slot, slots, slot_stride, capacity, chunks_of);
     if (!at.found) return;
-    const Span span = span_of(state_row(cu_q, row_slot, slots, slot_stride, at.row), at.part);
-    const int head = blockIdx.y, key_head = head / (value_heads / key_heads);
+    const Span span = span_of(at.row, at.part);
+    const int key_head = blockIdx.y, shared_by = value_heads / key_heads;
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     const uint32_t keys = shared_address(shared), queries = keys + KEY_BYTES;
     float* system = reinterpret_cast<float*>(shared + 2 * KEY_BYTES);  // A
-    float* decay = system + CHUNK * SYSTEM_STRIDE;                     // [64]
+    float* decay = system + CHUNK * SYSTEM_STRIDE;                     // [64], base 2
     float* beta = decay + CHUNK;                                       // [64]
     const int width = (2 * key_heads + value_heads) * CHUNK_DIM;
-#pragma unroll 4
-    for (int e = threadIdx.x; e < CHUNK * 16; e += THREADS) {
-        const int row = e / 16, index = e % 16;
+#pragma unroll
+    for (int i = 0; i < CHUNK * 16 / THREADS; ++i) {
+        const int row = threadIdx.x / 16 + i * (THREADS / 16), index = threadIdx.x % 16;
         const bool valid = row < span.tokens;
         const int64_t token = span.first + (valid ? row : 0);
         const uint16_t* from = qkv + token * width + key_head * CHUNK_DIM + index * 8;
@@ -124,32 +122,11 @@ delta_prepare(const int32_t* counts, const uint16_t* qkv, const uint16_t* a, con
         copy_async(piece_of_key(keys, row, index), from + key_heads * CHUNK_DIM, valid);
     }
     commit_copies();
-    const int64_t place = static_cast<int64_t>(blockIdx.x) * value_heads + head;
-    float log_decay = 0.0f, gate = 0.0f;
-    if (threadIdx.x < span.tokens) {
-        const int64_t from = static_cast<int64_t>(span.first + threadIdx.x) * value_heads + head;
-        log_decay = decay_log2(widen(a[from]), load_element(a_log, head, a_log_type),
-                               load_element(dt_bias, head, dt_bias_type));
-        gate = sigmoid(widen(b[from]));
-    }
-#pragma unroll
-    for (int distance = 1; distance < WARP; distance *= 2) {
-        const float before = __shfl_up_sync(~0u, log_decay, distance);
-        if (lane >= distance) log_decay += before;
-    }
-    if (threadIdx.x < CHUNK) {
-        decay[threadIdx.x] = log_decay;
-        beta[threadIdx.x] = gate;
-    }
-    __syncthreads();
-    if (warp == 1) decay[threadIdx.x] = log_decay + decay[WARP - 1];
+    const bool gated = threadIdx.x < span.tokens;
+    const int64_t gate = static_cast<int64_t>(span.first + threadIdx.x) * value_heads + key_head * shared_by;
+    float next_a = gated ? widen(a[gate]) : 0.0f, next_b = gated ? widen(b[gate]) : 0.0f;
     wait_copies<0>();
     __syncthreads();
-    if (threadIdx.x < CHUNK) {
-        float* to = decays + place * 2 * CHUNK + threadIdx.x;
-        to[0] = exp2f(decay[threadIdx.x]);
-        to[CHUNK] = exp2f(decay[CHUNK - 1] - decay[threadIdx.x]);
-    }
 
     float gram[8][4] = {}, cross[8][4] = {};
 #pragma unroll
@@ -168,33 +145,64 @@ delta_prepare(const int32_t* counts, const uint16_t* qkv, const uint16_t* a, con
             mma(cross[2 * j + 1], query[0], query[1], query[2], query[3], other[2], other[3]);
         }
     }
-    uint16_t *inverses = tiles + place * 2 * TILE, *products = inverses + TILE;
-#pragma unroll
-    for (int n = 0; n < 8; ++n) {
-        if (n / 2 > warp) continue;
-        const int column = n * 8 + lane % 4 * 2;
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const int row = 16 * warp + lane / 4 + 8 * half;
-            float out[2];
-#pragma unroll
-            for (int e = 0; e < 2; ++e) {
-                const float by = exp2f(fminf(decay[row] - decay[column + e], 0.0f));
-                system[row * SYSTEM_STRIDE + column + e] = beta[row] * gram[n][2 * half + e] * by;
-                out[e] = column + e <= row ? scale * cross[n][2 * half + e] * by : 0.0f;
-            }
-            *reinterpret_cast<uint32_t*>(products + row * CHUNK + column) = pack(out[0], out[1]);
+    for (int i = 0; i < shared_by; ++i) {
+        const int head = key_head * shared_by + i;
+        const int64_t place = static_cast<int64_t>(blockIdx.x) * value_heads + head;
+        float log_decay = 0.0f;
+        if (gated) {
+            log_decay = decay_log2(next_a, load_element(a_log, head, a_log_type), load_element(dt_bias, head, dt_bias_type));
         }
-    }
-    __syncthreads();
-    // Keys and queries are used up: the inverse and what stands between take their places.
-    float *inverse = reinterpret_cast<float*>(shared), *between = inverse + CHUNK * CHUNK;
-    invert(system, inverse, between);
+        const float own_beta = gated ? sigmoid(next_b) : 0.0f;
+        if (gated && i + 1 < shared_by) {
+            next_a = widen(a[gate + i + 1]);
+            next_b = widen(b[gate + i + 1]);
+        }
+#pragma unroll
+        for (int distance = 1; distance < WARP; distance *= 2) {
+            const float before = __shfl_up_sync(~0u, log_decay, distance);
+            if (lane >= distance) log_decay += before;
+        }
+        __syncthreads();  // keys, or what the last head left, are used up
+        if (threadIdx.x < CHUNK) {
+            decay[threadIdx.x] = log_decay;
+            beta[threadIdx.x] = own_beta;
+        }
+        __syncthreads();
+        if (warp == 1) decay[threadIdx.x] = log_decay + decay[WARP - 1];
+        __syncthreads();
+        if (threadIdx.x < CHUNK) {
+            float* to = decays + place * 2 * CHUNK + threadIdx.x;
+            to[0] = exp2f(decay[threadIdx.x]);
+            to[CHUNK] = exp2f(decay[CHUNK - 1] - decay[threadIdx.x]);
+        }
+        uint16_t *inverses = tiles + place * 2 * TILE, *products = inverses + TILE;
+#pragma unroll
+        for (int n = 0; n < 8; ++n) {
+            if (n / 2 > warp) continue;
+            const int column = n * 8 + lane % 4 * 2;
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const int row = 16 * warp + lane / 4 + 8 * half;
+                float out[2];
+#pragma unroll
+                for (int e = 0; e < 2; ++e) {
+                    const float by = exp2f(fminf(decay[row] - decay[column + e], 0.0f));
+                    system[row * SYSTEM_STRIDE + column + e] = beta[row] * gram[n][2 * half + e] * by;
+                    out[e] = column + e <= row ? scale * cross[n][2 * half + e] * by : 0.0f;
+                }
+                *reinterpret_cast<uint32_t*>(products + row * CHUNK + column) = pack(out[0], out[1]);
+            }
+        }
+        __syncthreads();
+        // Keys and queries are used up: the inverse and what stands between take their places.
+        float *inverse = reinterpret_cast<float*>(shared), *between = inverse + CHUNK * CHUNK;
+        invert(system, inverse, between);
 #pragma unroll 4
-    for (int e = threadIdx.x; e < CHUNK * CHUNK / 2; e += THREADS) {
-        const int row = e / (CHUNK / 2), column = e % (CHUNK / 2) * 2;
-        if (column / BLOCK > row / BLOCK) continue;
-        const float2 v = *reinterpret_cast<const float2*>(inverse + row * CHUNK + column);
-        reinterpret_cast<uint32_t*>(inverses)[e] = pack(v.x * beta[column], v.y * beta[column + 1]);
+        for (int e = threadIdx.x; e < CHUNK * CHUNK / 2; e += THREADS) {
+            const int row = e / (CHUNK / 2), column = e % (CHUNK / 2) * 2;
+            if (column / BLOCK > row / BLOCK) continue;
+            const float2 v = *reinterpret_cast<const float2*>(inverse + row * CHUNK + column);
+            reinterpret_cast<uint32_t*>(inverses)[e] = pack(v.x * beta[column], v.y * beta[column + 1]);
+        }
     }
 }

@@ -1,20 +1,27 @@
 // The gated delta rule in chunks of 64 tokens, second part (delta_prepare.cu is the first): walks along the chunks of a
 // row with the state S. With c, T and P as there: V = T (v - exp(c) K S), Y = scale exp(c) Q S + P V, and
-// S ← exp(c_63) S + Kᵀ (exp(c_63 - c) V). Nothing mixes values, so blocks share out those of a head, 32 each.
+// S ← exp(c_63) S + Kᵀ (exp(c_63 - c) V). Nothing mixes values, so blocks share out those of a head.
 //
 // The state lies transposed in registers, values by keys: sums of one product are the left matrix of the next, and pass
-// between warps as they lie in registers. Warps 0 to 3 make the new state: each has 16 values, and half the keys of the
-// state or half the tokens of a product. Warps 4 to 7 fetch what the next chunk needs, and make the results.
+// between warps as they lie in registers. The first half of the warps make the new state: each has 16 values, and half
+// the keys of the state or half the tokens of a product. The others fetch what later chunks need, and make the results.
 #include "delta_chunks.cuh"
+
+#ifndef SLICES
+#define SLICES 4
+#endif
 
 using namespace atlas;
 
 namespace {
 
-constexpr int THREADS = 256, SLICES = 4, VALUES = CHUNK_DIM / SLICES, VALUE_BYTES = CHUNK * VALUES * 2;
-// Room for two stages is where a block may have 227 KB (implementations/delta.py knows these sizes too).
+constexpr int VALUES = CHUNK_DIM / SLICES, PARTS = VALUES / 16, VALUE_BYTES = CHUNK * VALUES * 2;
+constexpr int HALF_THREADS = PARTS * 2 * WARP, THREADS = 2 * HALF_THREADS;
+// Chunks under way; more than one where a block may have 227 KB (implementations/delta.py knows these sizes too).
 #if __CUDA_ARCH__ >= 1000
 constexpr int STAGES = 1;
+#elif SLICES == 4
+constexpr int STAGES = 3;
 #else
 constexpr int STAGES = 2;
 #endif
@@ -23,7 +30,7 @@ constexpr int STAGE_BYTES = 2 * KEY_BYTES + 2 * TILE_BYTES + VALUE_BYTES + DECAY
 constexpr int GIVEN = 8 + 3 * 4;  // left matrices of 16 that warps with the same values give one another
 
 // Barriers between the warps that have the same 16 values; 0 is that of the block.
-enum Barrier { BETWEEN_STATES = 1, STATE_GIVEN = 3, VALUES_GIVEN = 5 };
+enum Barrier { BETWEEN_STATES = 1, STATE_GIVEN = 1 + PARTS, VALUES_GIVEN = 1 + 2 * PARTS };
 __device__ void wait_at(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
 __device__ void tell(int id, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
 
@@ -36,6 +43,11 @@ __device__ uint4 load_shared(uint32_t address) {
     asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
                  : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(address) : "memory");
     return v;
+}
+
+// Values [token][value]: rows of 64 or of 128 bytes.
+__device__ uint32_t value_piece(uint32_t tile, int row, int index) {
+    return VALUES == 32 ? piece_of_value(tile, row, index) : piece_of_tile(tile, row, index);
 }
 
 // Half of the four blocks of 16 tokens: 0 and 3, or 1 and 2, so that triangles are shared out evenly.
@@ -120,8 +132,8 @@ delta_states(const int32_t* counts, const uint16_t* qkv, const uint16_t* tiles, 
     const StateRow row = state_row(cu_q, row_slot, slots, slot_stride, blockIdx.z);
     const int chunks = chunks_of(row), lane = threadIdx.x % WARP;
     if (chunks == 0) return;
-    const int part = threadIdx.x / WARP % 2, half = threadIdx.x / WARP / 2 % 2;
-    const bool results = threadIdx.x >= THREADS / 2;
+    const int part = threadIdx.x / WARP % PARTS, half = threadIdx.x / WARP / PARTS % 2;
+    const bool results = threadIdx.x >= HALF_THREADS;
     int first_chunk = 0;
     for (int other = lane; other < static_cast<int>(blockIdx.z); other += WARP) {
         first_chunk += chunks_of(state_row(cu_q, row_slot, slots, slot_stride, other));
@@ -142,12 +154,12 @@ delta_states(const int32_t* counts, const uint16_t* qkv, const uint16_t* tiles, 
             const uint32_t keys = base + chunk % STAGES * STAGE_BYTES, queries = keys + KEY_BYTES;
             const uint32_t inverse = queries + KEY_BYTES, products = inverse + TILE_BYTES;
             const uint32_t values = products + TILE_BYTES, decay = values + VALUE_BYTES;
-            const int thread = threadIdx.x - THREADS / 2;
+            const int thread = threadIdx.x - HALF_THREADS;
             const uint16_t* from = qkv + static_cast<int64_t>(span.first) * width;
             const uint16_t* query = from + key_head * CHUNK_DIM + thread % 16 * 8;
 #pragma unroll
-            for (int i = 0; i < CHUNK / 8; ++i) {
-                const int r = thread / 16 + i * 8;
+            for (int i = 0; i < CHUNK * 16 / HALF_THREADS; ++i) {
+                const int r = thread / 16 + i * (HALF_THREADS / 16);
                 const bool valid = r < span.tokens;
                 const uint16_t* source = query + static_cast<int64_t>(valid ? r : 0) * width;
                 copy_async(piece_of_key(queries, r, thread % 16), source, valid);
@@ -156,19 +168,21 @@ delta_states(const int32_t* counts, const uint16_t* qkv, const uint16_t* tiles, 
             const int64_t place = static_cast<int64_t>(first_chunk + chunk) * value_heads + head;
             const uint16_t* tile = tiles + place * 2 * TILE + thread * 8;
 #pragma unroll
-            for (int i = 0; i < CHUNK / 16; ++i) {
+            for (int i = 0; i < CHUNK * 8 / HALF_THREADS; ++i) {
+                const int r = thread / 8 + i * (HALF_THREADS / 8);
                 // What lies right of the diagonal's blocks was not written and is not read.
-                if (thread % 8 / 2 > i) continue;
-                const int r = thread / 8 + i * 16;
-                copy_async(piece_of_tile(inverse, r, thread % 8), tile + i * 16 * CHUNK, true);
-                copy_async(piece_of_tile(products, r, thread % 8), tile + TILE + i * 16 * CHUNK, true);
+                if (thread % 8 / 2 > r / 16) continue;
+                copy_async(piece_of_tile(inverse, r, thread % 8), tile + i * HALF_THREADS * 8, true);
+                copy_async(piece_of_tile(products, r, thread % 8), tile + TILE + i * HALF_THREADS * 8, true);
             }
-            const uint16_t* value = from + 2 * key_heads * CHUNK_DIM + head * CHUNK_DIM + slice * VALUES + thread % 4 * 8;
+            const uint16_t* value = from + 2 * key_heads * CHUNK_DIM + head * CHUNK_DIM + slice * VALUES;
+            constexpr int PIECES = VALUES / 8;
 #pragma unroll
-            for (int i = 0; i < CHUNK / 32; ++i) {
-                const int r = thread / 4 + i * 32;
+            for (int i = 0; i < CHUNK * PIECES / HALF_THREADS; ++i) {
+                const int r = thread / PIECES + i * (HALF_THREADS / PIECES);
                 const bool valid = r < span.tokens;
-                copy_async(piece_of_value(values, r, thread % 4), value + static_cast<int64_t>(valid ? r : 0) * width, valid);
+                const uint16_t* source = value + static_cast<int64_t>(valid ? r : 0) * width + thread % PIECES * 8;
+                copy_async(value_piece(values, r, thread % PIECES), source, valid);
             }
             if (thread < DECAY_BYTES / 16) copy_async(decay + thread * 16, decays + place * 2 * CHUNK + thread * 4, true);
         }
@@ -189,27 +203,27 @@ delta_states(const int32_t* counts, const uint16_t* qkv, const uint16_t* tiles, 
                 s[n / 2][n % 2][e] = row.fresh() ? 0.0f : state[from];
             }
         }
-    } else if (STAGES > 1) {
-        fetch(0);
+    } else {
+        for (int chunk = 0; chunk < STAGES - 1; ++chunk) fetch(chunk);
     }
     for (int chunk = 0; chunk < chunks; ++chunk) {
         if (STAGES == 1) {
             __syncthreads();
             if (results) fetch(chunk);
         }
-        if (results) wait_copies<0>();
+        if (results) wait_copies<STAGES == 1 ? 0 : STAGES - 2>();
         __syncthreads();
         const uint32_t keys = base + chunk % STAGES * STAGE_BYTES, queries = keys + KEY_BYTES;
         const uint32_t inverse = queries + KEY_BYTES, products = inverse + TILE_BYTES, values = products + TILE_BYTES;
         const float* decay = reinterpret_cast<const float*>(shared + (values - base) + VALUE_BYTES);
         // Values [token][value] of a block of tokens as sums lie: the same address for reading and for writing.
         auto value_matrix = [&](int block) {
-            return piece_of_value(values, block * 16 + lane / 16 * 8 + lane % 8, 2 * part + lane / 8 % 2);
+            return value_piece(values, block * 16 + lane / 16 * 8 + lane % 8, 2 * part + lane / 8 % 2);
         };
         float sums[2][2][4] = {};
         uint32_t left[4][4];
         if (results) {
-            if (STAGES > 1) fetch(chunk + 1);
+            if (STAGES > 1) fetch(chunk + STAGES - 1);
             {
                 uint32_t old[8][4];
                 wait_at(STATE_GIVEN + part, 128);
@@ -234,7 +248,7 @@ delta_states(const int32_t* counts, const uint16_t* qkv, const uint16_t* tiles, 
                 if (token >= span.tokens) continue;
                 const int64_t vector = static_cast<int64_t>(span.first + token) * value_heads + head;
                 *reinterpret_cast<uint4*>(y + vector * CHUNK_DIM + slice * VALUES + index * 8) =
-                    load_shared(piece_of_value(values, token, index));
+                    load_shared(value_piece(values, token, index));
             }
             continue;
         }

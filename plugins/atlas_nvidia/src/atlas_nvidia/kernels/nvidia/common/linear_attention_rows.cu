@@ -1,26 +1,34 @@
-// The same decode step as linear_attention.cu for many sequences: a block has a whole value head of one row, its state
-// in shared memory, so that a processor has three of them under way and none waits for another's squares. Value heads
-// of one key head are a cluster, only because they must not overwrite each other's inputs of the convolution.
+// The same decode step as linear_attention.cu for many sequences: a block has a value head of one row, or PIECES blocks
+// share one, and its state lies in shared memory, so that a processor has 192 KB of states under way. Value heads of
+// one key head are a cluster: they must not overwrite each other's inputs of the convolution.
+#include <cooperative_groups.h>
+
 #include "recurrent.cuh"
+
+#ifndef PIECES
+#define PIECES 1
+#endif
 
 using namespace atlas;
 
 namespace {
 
-constexpr int DIM = 128, THREADS = 256, WARPS = THREADS / WARP, KEYS = DIM / WARPS, TAPS = 4, BEFORE = TAPS - 1;
+constexpr int DIM = 128, VALUES = DIM / PIECES, LANES = VALUES / 4, TAPS = 4, BEFORE = TAPS - 1;
+constexpr int THREADS = 256 / PIECES, WARPS = THREADS / WARP, GROUPS = THREADS / LANES, KEYS = DIM / GROUPS;
 // So many blocks fit into the shared memory of a processor.
 #if __CUDA_ARCH__ >= 1000
 constexpr int BLOCKS = 1;
 #else
-constexpr int BLOCKS = 3;
+constexpr int BLOCKS = 3 * PIECES;
 #endif
-constexpr int CHANNELS = 3 * DIM, EACH = (CHANNELS + THREADS - 1) / THREADS;
+constexpr int CHANNELS = 2 * DIM + VALUES, EACH = (CHANNELS + THREADS - 1) / THREADS;
 
 struct Shared {
-    float4 state[DIM][WARP];         // every thread reads what it has copied: 4 values of every 8th key
-    float4 products[WARPS][2][WARP]; // with the key and with the query
-    float inputs[CHANNELS];          // query, key, values behind the convolution
-    float squares[WARPS][3];         // of the query, of the key, and their product
+    float4 state[DIM][LANES];          // every thread reads what it has copied: 4 values of every GROUPS-th key
+    float4 products[WARPS][2][LANES];  // with the key and with the query
+    float inputs[CHANNELS];            // query, key, values behind the convolution
+    float squares[WARPS][3];           // of the query, of the key, and their product
+    float results[PIECES];             // squares of the results of all blocks of this value head
 };
 
 __device__ void arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
@@ -31,6 +39,12 @@ __device__ void add(float (&sum)[4], const float4& v, float by) {
     sum[1] += v.y * by;
     sum[2] += v.z * by;
     sum[3] += v.w * by;
+}
+
+__device__ float over_groups(float v) {
+#pragma unroll
+    for (int distance = LANES; distance < WARP; distance *= 2) v += __shfl_xor_sync(~0u, v, distance);
+    return v;
 }
 
 }  // namespace
@@ -45,18 +59,19 @@ linear_attention_rows(const int32_t* counts, const uint16_t* qkv, const uint16_t
     extern __shared__ __align__(16) unsigned char raw[];
     Shared& shared = *reinterpret_cast<Shared*>(raw);
     admit_successor();
-    const int key_head = blockIdx.y, head = key_head * gridDim.x + blockIdx.x;
-    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    const int rank = blockIdx.x, ranks = gridDim.x, piece = rank % PIECES;
+    const int key_head = blockIdx.y, head = key_head * (ranks / PIECES) + rank / PIECES;
+    const int lane = threadIdx.x % LANES, group = threadIdx.x / LANES, warp = threadIdx.x / WARP;
     const StateRow row = live_row(counts, cu_q, row_slot, slots, slot_stride, blockIdx.z);
     if (row.tokens == 0) {
         wait_for_predecessor();
         return;
     }
-    const int64_t size = DIM * DIM, own = warp * DIM + lane * 4;
+    const int64_t size = DIM * DIM, own = group * DIM + piece * VALUES + lane * 4;
     const float* before = state + (static_cast<int64_t>(row.in) * value_heads + head) * size + own;
 #pragma unroll
     for (int j = 0; j < KEYS; ++j) {
-        copy_async(shared_address(&shared.state[warp + j * WARPS][lane]), before + j * WARPS * DIM, !row.fresh());
+        copy_async(shared_address(&shared.state[group + j * GROUPS][lane]), before + j * GROUPS * DIM, !row.fresh());
     }
     commit_copies();
     const int features = key_heads * DIM, channels = 2 * features + value_heads * DIM;
@@ -66,7 +81,8 @@ linear_attention_rows(const int32_t* counts, const uint16_t* qkv, const uint16_t
     for (int e = 0; e < EACH; ++e) {
         const int c = threadIdx.x + e * THREADS;
         channel[e] = c < DIM ? key_head * DIM + c
-                             : c < 2 * DIM ? features + key_head * DIM + c - DIM : 2 * features + head * DIM + c - 2 * DIM;
+                             : c < 2 * DIM ? features + key_head * DIM + c - DIM
+                                           : 2 * features + head * DIM + piece * VALUES + c - 2 * DIM;
         if (c >= CHANNELS) continue;
         load_taps(filters, channel[e], filters_type, taps[e]);
         const float* from = conv_state + static_cast<int64_t>(row.in) * BEFORE * channels + channel[e];
@@ -75,13 +91,13 @@ linear_attention_rows(const int32_t* counts, const uint16_t* qkv, const uint16_t
     }
     const float rate = load_element(a_log, head, a_log_type), bias = load_element(dt_bias, head, dt_bias_type);
     float weight[4] = {};
-    if (warp == 0) {
+    if (group == 0) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) weight[i] = load_element(norm_weight, lane * 4 + i, norm_type);
+        for (int i = 0; i < 4; ++i) weight[i] = load_element(norm_weight, piece * VALUES + lane * 4 + i, norm_type);
     }
     wait_for_predecessor();
 
-    const int64_t token = row.first, result = (token * value_heads + head) * DIM + lane * 4;
+    const int64_t token = row.first, result = (token * value_heads + head) * DIM + piece * VALUES + lane * 4;
     float now[EACH];
 #pragma unroll
     for (int e = 0; e < EACH; ++e) {
@@ -91,7 +107,7 @@ linear_attention_rows(const int32_t* counts, const uint16_t* qkv, const uint16_t
     const float decay = exp2f(decay_log2(widen(a[token * value_heads + head]), rate, bias));
     const float beta = sigmoid(widen(b[token * value_heads + head]));
     uint2 gates = make_uint2(0, 0);
-    if (warp == 0) gates = *reinterpret_cast<const uint2*>(gate + result);
+    if (group == 0) gates = *reinterpret_cast<const uint2*>(gate + result);
 #pragma unroll
     for (int e = 0; e < EACH; ++e) {
         const int c = threadIdx.x + e * THREADS;
@@ -104,21 +120,31 @@ linear_attention_rows(const int32_t* counts, const uint16_t* qkv, const uint16_t
     arrive();  // here nobody needs the old inputs any more
     wait_copies<0>();
     __syncthreads();
-    const float *query = shared.inputs + warp, *key = query + DIM;
+    const float *query = shared.inputs + group, *key = query + DIM;
     float known[4] = {}, asked[4] = {}, qq = 0.0f, kk = 0.0f, qk = 0.0f;
 #pragma unroll
     for (int j = 0; j < KEYS; ++j) {
-        const float q = query[j * WARPS], k = key[j * WARPS];
-        const float4 s = shared.state[warp + j * WARPS][lane];
+        const float q = query[j * GROUPS], k = key[j * GROUPS];
+        const float4 s = shared.state[group + j * GROUPS][lane];
         add(known, s, k);
         add(asked, s, q);
         qq += q * q;
         kk += k * k;
         qk += q * k;
     }
-    shared.products[warp][0][lane] = make_float4(known[0], known[1], known[2], known[3]);
-    shared.products[warp][1][lane] = make_float4(asked[0], asked[1], asked[2], asked[3]);
-    if (lane == 0) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        known[i] = over_groups(known[i]);
+        asked[i] = over_groups(asked[i]);
+    }
+    qq = over_groups(qq);
+    kk = over_groups(kk);
+    qk = over_groups(qk);
+    if (threadIdx.x % WARP < LANES) {
+        shared.products[warp][0][lane] = make_float4(known[0], known[1], known[2], known[3]);
+        shared.products[warp][1][lane] = make_float4(asked[0], asked[1], asked[2], asked[3]);
+    }
+    if (threadIdx.x % WARP == 0) {
         shared.squares[warp][0] = qq;
         shared.squares[warp][1] = kk;
         shared.squares[warp][2] = qk;
@@ -141,39 +167,52 @@ linear_attention_rows(const int32_t* counts, const uint16_t* qkv, const uint16_t
     for (int i = 0; i < 4; ++i) {
         error[i] = beta * (shared.inputs[2 * DIM + lane * 4 + i] - decay * by_key * known[i]) * by_key;
     }
+    const float by_query = rsqrtf(qq + l2_eps) * scale;
+    float out[4], square = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        out[i] = by_query * (decay * asked[i] + qk * error[i]);
+        square += out[i] * out[i];
+    }
+    square = lanes_sum(square, LANES);
+    await();
+    if (PIECES > 1) {
+        if (threadIdx.x < PIECES) {
+            auto cluster = cooperative_groups::this_cluster();
+            cluster.map_shared_rank(&shared, rank - piece + threadIdx.x)->results[piece] = square;
+        }
+        arrive();
+    }
     float* after = state + (static_cast<int64_t>(row.out) * value_heads + head) * size + own;
 #pragma unroll
     for (int j = 0; j < KEYS; ++j) {
-        const float k = key[j * WARPS];
-        const float4 s = shared.state[warp + j * WARPS][lane];
-        *reinterpret_cast<float4*>(after + j * WARPS * DIM) =
+        const float k = key[j * GROUPS];
+        const float4 s = shared.state[group + j * GROUPS][lane];
+        *reinterpret_cast<float4*>(after + j * GROUPS * DIM) =
             make_float4(decay * s.x + k * error[0], decay * s.y + k * error[1], decay * s.z + k * error[2],
                         decay * s.w + k * error[3]);
     }
-    if (warp == 0) {
-        const float by_query = rsqrtf(qq + l2_eps) * scale;
-        float out[4], square = 0.0f;
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            out[i] = by_query * (decay * asked[i] + qk * error[i]);
-            square += out[i] * out[i];
-        }
-        const float factor = rsqrtf(warp_sum(square) / DIM + norm_eps);
-        const uint32_t words[2] = {gates.x, gates.y};
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            out[i] *= factor * weight[i] * silu(widen(static_cast<uint16_t>(words[i / 2] >> i % 2 * 16)));
-        }
-        *reinterpret_cast<uint2*>(y + result) = make_uint2(pack(out[0], out[1]), pack(out[2], out[3]));
-    }
-    await();
 #pragma unroll
     for (int e = 0; e < EACH; ++e) {
         const int c = threadIdx.x + e * THREADS;
         // Queries and keys are known to all blocks of the cluster: each writes some.
-        if (c >= CHANNELS || (c < 2 * DIM && c / WARP % gridDim.x != blockIdx.x)) continue;
+        if (c >= CHANNELS || (c < 2 * DIM && c / WARP % ranks != rank)) continue;
         float* to = conv_state + static_cast<int64_t>(row.out) * BEFORE * channels + channel[e];
 #pragma unroll
         for (int i = 0; i < BEFORE; ++i) to[i * channels] = i + 1 < BEFORE ? old[e][i + 1] : now[e];
     }
+    if (PIECES > 1) await();
+    if (group != 0) return;
+    if (PIECES > 1) {
+        square = 0.0f;
+#pragma unroll
+        for (int i = 0; i < PIECES; ++i) square += shared.results[i];
+    }
+    const float factor = rsqrtf(square / DIM + norm_eps);
+    const uint32_t words[2] = {gates.x, gates.y};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        out[i] *= factor * weight[i] * silu(widen(static_cast<uint16_t>(words[i / 2] >> i % 2 * 16)));
+    }
+    *reinterpret_cast<uint2*>(y + result) = make_uint2(pack(out[0], out[1]), pack(out[2], out[3]));
 }

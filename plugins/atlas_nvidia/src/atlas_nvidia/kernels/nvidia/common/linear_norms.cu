@@ -41,17 +41,17 @@ gated_rms_norm(const int32_t* counts, int32_t live_word, const uint16_t* x, cons
                uint16_t* y, int32_t width, int32_t head_dim, float eps, int32_t weight_type) {
     admit_successor();
     wait_for_predecessor();
-    const int row = blockIdx.x, column = (blockIdx.y * blockDim.x + threadIdx.x) * VECTOR;
-    if (row >= counts[live_word]) return;
+    const int row = blockIdx.x, column = (blockIdx.y * blockDim.x + threadIdx.x) * VECTOR, live = counts[live_word];
     const int64_t element = static_cast<int64_t>(row) * width + column;
+    // Rows that are not live hold anything: they are read beside the count, and not used.
     const bool real = column < width;
     const uint4 raw = real ? load16(x + element) : zero16(), gates = real ? load16(gate + element) : zero16();
-    float v[VECTOR], g[VECTOR], w[VECTOR];
+    float v[VECTOR], g[VECTOR], w[VECTOR] = {};
     unpack(raw, v);
     unpack(gates, g);
+    if (real) load_vector(weight, column % head_dim, weight_type, w);
     const float factor = rsqrtf(square_sum(v, head_dim) / static_cast<float>(head_dim) + eps);
-    if (!real) return;
-    load_vector(weight, column % head_dim, weight_type, w);
+    if (!real || row >= live) return;
 #pragma unroll
     for (int i = 0; i < VECTOR; ++i) v[i] *= factor * w[i] * silu(g[i]);
     *reinterpret_cast<uint4*>(y + element) = pack8(v);

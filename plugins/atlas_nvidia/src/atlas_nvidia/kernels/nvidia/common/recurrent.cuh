@@ -29,17 +29,27 @@ __device__ inline StateRow live_row(const int32_t* counts, const int32_t* cu_q, 
     return {first, end - first, slot[ATLAS_POSITION], slot[ATLAS_STATE_IN], slot[ATLAS_STATE_OUT]};
 }
 
-// Part `index` of all rows together, when row r has parts(r) of them. All lanes of a warp ask for the same part.
+// Part `index` of all rows together, when a row has parts(row) of them: which row that is, and which of its parts. All
+// lanes of a warp ask for the same. `capacity` bounds the rows that there is room for; what does not depend on one
+// another is asked for at once.
 struct RowPart {
     bool found;
-    int row, part;
+    StateRow row;
+    int part;
 };
 
 template <class Parts>
-__device__ inline RowPart locate(int index, int sequences, Parts parts) {
-    const int lane = threadIdx.x % WARP;
-    for (int start = 0; start < sequences; start += WARP) {
-        const int own = start + lane < sequences ? parts(start + lane) : 0;
+__device__ inline RowPart locate(int index, const int32_t* counts, const int32_t* cu_q, const int32_t* row_slot,
+                                 const int32_t* slots, int stride, int capacity, Parts parts) {
+    const int lane = threadIdx.x % WARP, live = counts[ATLAS_SEQUENCES];
+    for (int start = 0; start < capacity; start += WARP) {
+        const int at = min(start + lane, capacity - 1), first = cu_q[at], end = cu_q[at + 1], own_slot = row_slot[at];
+        StateRow row = {first, 0, 0, 0, 0};
+        if (start + lane < live) {
+            const int32_t* slot = slots + static_cast<int64_t>(own_slot) * stride;
+            row = {first, end - first, slot[ATLAS_POSITION], slot[ATLAS_STATE_IN], slot[ATLAS_STATE_OUT]};
+        }
+        const int own = row.tokens == 0 ? 0 : parts(row);
         int through = own;
 #pragma unroll
         for (int distance = 1; distance < WARP; distance *= 2) {
@@ -49,11 +59,14 @@ __device__ inline RowPart locate(int index, int sequences, Parts parts) {
         const unsigned beyond = __ballot_sync(~0u, through > index);
         if (beyond) {
             const int owner = __ffs(beyond) - 1;
-            return {true, start + owner, index - __shfl_sync(~0u, through - own, owner)};
+            auto of_owner = [&](int value) { return __shfl_sync(~0u, value, owner); };
+            return {true,
+                    {of_owner(row.first), of_owner(row.tokens), of_owner(row.position), of_owner(row.in), of_owner(row.out)},
+                    index - of_owner(through - own)};
         }
         index -= __shfl_sync(~0u, through, WARP - 1);
     }
-    return {false, 0, 0};
+    return {};
 }
 
 // The four taps of a channel's convolution.
