@@ -274,7 +274,7 @@ class Bench:
                     operands |= self._chosen(step)
                 extra = (
                     f" {'x'.join(map(str, step.need.operands['weight'].shape))}"
-                    if step.need.op.startswith("linear")
+                    if step.need.op in ("linear", "linear_add")
                     else ""
                 )
                 made = self.launches(step, operands, bucket)

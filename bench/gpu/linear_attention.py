@@ -33,14 +33,8 @@ KEY_HEADS, VALUE_HEADS, DIM = 16, 32, 128
 CHANNELS, VALUES = (2 * KEY_HEADS + VALUE_HEADS) * DIM, VALUE_HEADS * DIM
 BF16, F32, I32 = DType.BF16, DType.F32, DType.I32
 KINDS = {BF16: ml_dtypes.bfloat16, F32: np.float32, I32: np.int32}
-STEPS = (
-    "linear_attention_step_4",
-    "linear_attention_step_2",
-    "linear_attention_step_1",
-    "linear_attention_rows",
-    "linear_attention_rows_2",
-)
-CHUNKED = ("gated_delta_rule_chunks", "gated_delta_rule_chunks_2")
+STEPS = ("linear_attention_step",)
+CHUNKED = ("gated_delta_rule_chunks",)
 _OP_ATTRS = {"key_heads": KEY_HEADS, "value_heads": VALUE_HEADS, "key_dim": DIM, "value_dim": DIM, "scale": DIM**-0.5}
 
 

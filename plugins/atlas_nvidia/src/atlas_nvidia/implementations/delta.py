@@ -20,7 +20,7 @@ from atlas_nvidia.implementations.base import (
 from atlas_nvidia.implementations.linear_attention import DIM, layer_of
 
 _SIZES = ("key_heads", "value_heads", "key_dim", "value_dim")
-CHUNK = 64
+CHUNK, SLICES = 64, 4
 _TILES = 2 * CHUNK * CHUNK * 2
 _DECAYS = 2 * CHUNK * 4
 """Bytes that delta_prepare leaves for each chunk and value head."""
@@ -84,19 +84,12 @@ class Chunked(_DeltaRule):
     """Two launches: what the chunks of a prompt are by themselves, then the states along each row."""
 
     name, module, entry = "gated_delta_rule_chunks", "delta_states", "delta_states"
+    rank = 20
 
-    def __init__(self, slices: int, element: DType = DType.BF16) -> None:
-        self.slices = slices
-        if slices != 4:
-            self.name, self.module = f"{self.name}_{slices}", f"{self.module}_{slices}"
+    def __init__(self, element: DType = DType.BF16) -> None:
         super().__init__(element)
         prepare = "delta_prepare" if element is DType.BF16 else f"delta_prepare_{element.value}"
         self.kernels = ((prepare, "delta_prepare"), (self.module, "delta_states"))
-
-    def supports(self, need: OpNeed) -> Verdict:
-        """See OpImplementation. The rank grows with the number of blocks."""
-        reasons = self.refusals(need)
-        return Verdict.no(*reasons) if reasons else Verdict.yes(16 + self.slices)
 
     def refusals(self, need: OpNeed) -> list[str]:
         """See Implementation."""
@@ -125,19 +118,12 @@ class Chunked(_DeltaRule):
             layer_of(need, context), *addresses(context, "y"), *sizes, scale,
         ]  # fmt: skip
         one = Geometry((chunks, attrs["key_heads"], 1), (128, 1, 1), _PREPARE_BYTES)
-        other = Geometry((self.slices, heads, need.sequences), (1024 // self.slices, 1, 1), self._states_bytes(need))
+        other = Geometry((SLICES, heads, need.sequences), (256, 1, 1), _states_bytes(need))
         backend, attributes = context.backend, LaunchAttrs(overlap=True)
         return tuple(
             backend.prepare_launch(backend.kernel(*kernel), geometry, args, attributes)
             for kernel, geometry, args in zip(self.kernels, (one, other), (prepare, states), strict=True)
         )
-
-    def _states_bytes(self, need: OpNeed) -> int:
-        """Stages of keys, queries, tiles, values and decays, and what warps give one another: as in delta_states.cu."""
-        values = DIM // self.slices
-        stage = 2 * _KEYS + _TILES + CHUNK * values * 2 + _DECAYS
-        stages = {4: 3, 2: 2}[self.slices] if need.arch == "sm_90a" else 1
-        return stages * stage + values // 16 * 20 * 32 * 16
 
 
 def _chunks(need: OpNeed) -> int:
@@ -149,6 +135,11 @@ _KEYS = CHUNK * DIM * 2
 _PREPARE_BYTES = 2 * _KEYS + 4 * (CHUNK * (CHUNK + 4) + 2 * CHUNK)
 
 
-ALL: tuple[OpImplementation, ...] = tuple(
-    each for element in ELEMENTS for each in (Recurrent(element), Chunked(4, element), Chunked(2, element))
-)
+def _states_bytes(need: OpNeed) -> int:
+    """Stages of keys, queries, tiles, values and decays, and what warps give one another: as in delta_states.cu."""
+    stage = 2 * _KEYS + _TILES + CHUNK * (DIM // SLICES) * 2 + _DECAYS
+    stages = 2 if need.arch == "sm_90a" else 1
+    return stages * stage + 2 * 20 * 32 * 16
+
+
+ALL: tuple[OpImplementation, ...] = tuple(make(element) for element in ELEMENTS for make in (Recurrent, Chunked))

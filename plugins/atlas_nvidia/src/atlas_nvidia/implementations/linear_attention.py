@@ -4,9 +4,7 @@ from collections.abc import Sequence
 
 from atlas_core.contracts.backend import Launch
 from atlas_core.contracts.ops import BindContext, OpImplementation, OpNeed
-from atlas_core.vocab.dtype import DType
 from atlas_core.vocab.kernel import Arg, Geometry, f32, i32, ptr
-from atlas_core.vocab.verdict import Verdict
 from atlas_nvidia.implementations.base import (
     ELEMENTS,
     VECTOR,
@@ -25,8 +23,8 @@ WIDTH = 4
 """Taps of the convolutions that there are kernels for (causal_conv.cu)."""
 DIM = 128
 """Size of the heads of linear_attention.cu."""
-MANY = 4
-"""Sequences from which on whole heads are faster than slices of them (docs/measured-facts.md)."""
+_STEP_BYTES = 4 * (DIM * DIM + 8 * 2 * DIM + 3 * DIM + 8 * 3)
+"""The struct Shared of linear_attention.cu: a state, products of 8 warps, inputs, squares."""
 MAX_CLUSTER = 8
 """Blocks of a cluster that every device with clusters can hold together."""
 _CHANNELS = 4
@@ -158,12 +156,12 @@ class GatedRmsNorm(_HeadRows):
         return self.rows(need, context, *operands, *sizes, vector_type(need, "weight"))
 
 
-class _Step(Implementation):
-    """One token a sequence, heads of 128. The value heads of a key head are one cluster, of ``slices`` blocks each."""
+class LinearAttentionStep(Implementation):
+    """One token a sequence, heads of 128: a block has a value head of one row. Those of a key head are a cluster."""
 
-    op = "linear_attention_step"
-    slices: int
-    shared = 0
+    op, name = "linear_attention_step", "linear_attention_step"
+    module, entry = "linear_attention", "linear_attention_step"
+    rank = 50
 
     def refusals(self, need: OpNeed) -> list[str]:
         """See Implementation."""
@@ -182,13 +180,15 @@ class _Step(Implementation):
             reasons.append(f"heads are of {attrs['key_dim']}, {attrs['value_dim']} and {norm}: it takes {DIM} only")
         if attrs["unit_heads"] != 2 * attrs["key_heads"]:
             reasons.append(f"{attrs['unit_heads']} heads are brought to length one, not all of queries and keys")
-        if self._blocks(need) > MAX_CLUSTER:
-            reasons.append(f"a key head would take {self._blocks(need)} blocks, and a cluster has {MAX_CLUSTER}")
+        shared = attrs["value_heads"] // attrs["key_heads"]
+        if shared > MAX_CLUSTER:
+            reasons.append(f"{shared} value heads share a key head, and a cluster has {MAX_CLUSTER} blocks")
         return reasons
 
     def bind(self, need: OpNeed, context: BindContext) -> Sequence[Launch]:
         """See OpImplementation."""
-        attrs, blocks = need.attrs, self._blocks(need)
+        attrs = need.attrs
+        shared = attrs["value_heads"] // attrs["key_heads"]
         names = (
             "qkv", "a", "b", "gate", "filters", "a_log", "dt_bias", "norm_weight", "cu_q", "row_slot", "slots",
         )  # fmt: skip
@@ -198,62 +198,8 @@ class _Step(Implementation):
             i32(attrs["slot_stride"]), *(f32(attrs[name]) for name in ("scale", "l2_eps", "norm_eps")),
             *(vector_type(need, name) for name in ("filters", "a_log", "dt_bias", "norm_weight")),
         ]  # fmt: skip
-        geometry = Geometry((blocks, attrs["key_heads"], need.sequences), (self.threads, 1, 1), self.shared)
-        return self.launch(context, geometry, args, cluster=(blocks, 1, 1))
-
-    @property
-    def threads(self) -> int:
-        """Of a block."""
-        raise NotImplementedError
-
-    def _blocks(self, need: OpNeed) -> int:
-        blocks: int = self.slices * (need.attrs["value_heads"] // need.attrs["key_heads"])
-        return blocks
-
-
-class SlicedStep(_Step):
-    """``slices`` blocks share out the values of a head, and keep the state in registers: few sequences are done soonest."""
-
-    entry = "linear_attention_step"
-
-    def __init__(self, slices: int, element: DType = DType.BF16) -> None:
-        self.slices = slices
-        self.name = f"linear_attention_step_{slices}"
-        self.module = "linear_attention" if slices == 4 else f"linear_attention_{slices}"
-        super().__init__(element)
-
-    def supports(self, need: OpNeed) -> Verdict:
-        """See OpImplementation. The rank grows with the number of blocks."""
-        reasons = self.refusals(need)
-        return Verdict.no(*reasons) if reasons else Verdict.yes(50 + self.slices)
-
-    @property
-    def threads(self) -> int:
-        """8 keys of 4 values each."""
-        return 512 // self.slices
-
-
-class SharedStep(_Step):
-    """A head is one block, or ``slices`` blocks, with the state in shared memory: many sequences keep memory busy."""
-
-    entry = "linear_attention_rows"
-
-    def __init__(self, slices: int, element: DType = DType.BF16) -> None:
-        self.slices = slices
-        self.name = self.module = "linear_attention_rows" if slices == 1 else f"linear_attention_rows_{slices}"
-        values, warps = DIM // slices, 8 // slices
-        self.shared = 4 * (DIM * values + warps * 2 * values + 2 * DIM + values + warps * 3 + slices)
-        super().__init__(element)
-
-    def supports(self, need: OpNeed) -> Verdict:
-        """See OpImplementation. The rank depends on the number of sequences."""
-        reasons = self.refusals(need)
-        return Verdict.no(*reasons) if reasons else Verdict.yes((60 if need.sequences >= MANY else 40) - self.slices)
-
-    @property
-    def threads(self) -> int:
-        """4 values of 16 keys each."""
-        return 256 // self.slices
+        geometry = Geometry((shared, attrs["key_heads"], need.sequences), (256, 1, 1), _STEP_BYTES)
+        return self.launch(context, geometry, args, cluster=(shared, 1, 1))
 
 
 ALL: tuple[OpImplementation, ...] = tuple(
@@ -261,8 +207,6 @@ ALL: tuple[OpImplementation, ...] = tuple(
     for element in ELEMENTS
     for each in (
         *(make(element) for make in (CausalConv1d, ConvL2Norm, L2Norm, GatedRmsNorm)),
-        *(SlicedStep(slices, element) for slices in (4, 2, 1)),
-        SharedStep(1, element),
-        SharedStep(2, element),
+        LinearAttentionStep(element),
     )
 )

@@ -1,27 +1,21 @@
 // The gated delta rule in chunks of 64 tokens, second part (delta_prepare.cu is the first): walks along the chunks of a
 // row with the state S. With c, T and P as there: V = T (v - exp(c) K S), Y = scale exp(c) Q S + P V, and
-// S ← exp(c_63) S + Kᵀ (exp(c_63 - c) V). Nothing mixes values, so blocks share out those of a head.
+// S ← exp(c_63) S + Kᵀ (exp(c_63 - c) V). Nothing mixes values, so four blocks share out those of a head.
 //
 // The state lies transposed in registers, values by keys: sums of one product are the left matrix of the next, and pass
 // between warps as they lie in registers. The first half of the warps make the new state: each has 16 values, and half
 // the keys of the state or half the tokens of a product. The others fetch what later chunks need, and make the results.
 #include "delta_chunks.cuh"
 
-#ifndef SLICES
-#define SLICES 4
-#endif
-
 using namespace atlas;
 
 namespace {
 
-constexpr int VALUES = CHUNK_DIM / SLICES, PARTS = VALUES / 16, VALUE_BYTES = CHUNK * VALUES * 2;
+constexpr int SLICES = 4, VALUES = CHUNK_DIM / SLICES, PARTS = VALUES / 16, VALUE_BYTES = CHUNK * VALUES * 2;
 constexpr int HALF_THREADS = PARTS * 2 * WARP, THREADS = 2 * HALF_THREADS;
 // Chunks under way; more than one where a block may have 227 KB (implementations/delta.py knows these sizes too).
 #if __CUDA_ARCH__ >= 1000
 constexpr int STAGES = 1;
-#elif SLICES == 4
-constexpr int STAGES = 3;
 #else
 constexpr int STAGES = 2;
 #endif
@@ -43,11 +37,6 @@ __device__ uint4 load_shared(uint32_t address) {
     asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
                  : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(address) : "memory");
     return v;
-}
-
-// Values [token][value]: rows of 64 or of 128 bytes.
-__device__ uint32_t value_piece(uint32_t tile, int row, int index) {
-    return VALUES == 32 ? piece_of_value(tile, row, index) : piece_of_tile(tile, row, index);
 }
 
 // Half of the four blocks of 16 tokens: 0 and 3, or 1 and 2, so that triangles are shared out evenly.
@@ -182,7 +171,7 @@ delta_states(const int32_t* counts, const uint16_t* qkv, const uint16_t* tiles, 
                 const int r = thread / PIECES + i * (HALF_THREADS / PIECES);
                 const bool valid = r < span.tokens;
                 const uint16_t* source = value + static_cast<int64_t>(valid ? r : 0) * width + thread % PIECES * 8;
-                copy_async(value_piece(values, r, thread % PIECES), source, valid);
+                copy_async(piece_of_value(values, r, thread % PIECES), source, valid);
             }
             if (thread < DECAY_BYTES / 16) copy_async(decay + thread * 16, decays + place * 2 * CHUNK + thread * 4, true);
         }
@@ -218,7 +207,7 @@ delta_states(const int32_t* counts, const uint16_t* qkv, const uint16_t* tiles, 
         const float* decay = reinterpret_cast<const float*>(shared + (values - base) + VALUE_BYTES);
         // Values [token][value] of a block of tokens as sums lie: the same address for reading and for writing.
         auto value_matrix = [&](int block) {
-            return value_piece(values, block * 16 + lane / 16 * 8 + lane % 8, 2 * part + lane / 8 % 2);
+            return piece_of_value(values, block * 16 + lane / 16 * 8 + lane % 8, 2 * part + lane / 8 % 2);
         };
         float sums[2][2][4] = {};
         uint32_t left[4][4];
@@ -248,7 +237,7 @@ delta_states(const int32_t* counts, const uint16_t* qkv, const uint16_t* tiles, 
                 if (token >= span.tokens) continue;
                 const int64_t vector = static_cast<int64_t>(span.first + token) * value_heads + head;
                 *reinterpret_cast<uint4*>(y + vector * CHUNK_DIM + slice * VALUES + index * 8) =
-                    load_shared(value_piece(values, token, index));
+                    load_shared(piece_of_value(values, token, index));
             }
             continue;
         }
