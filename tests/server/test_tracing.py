@@ -132,6 +132,6 @@ def test_nothing_is_imported_unless_asked_for():
 
 def test_endpoints():
     assert read_settings({"otlp_endpoint": "http://host:4318/x"}, {}).otlp_endpoint == "http://host:4318/x"
-    for bad in ("host:4318", "ftp://host", "http://", "http://h?x=1"):
+    for bad in ("host:4318", "ftp://host", "http://", "http://h?x=1", "http://u:secret@h"):
         with pytest.raises(UsageError, match="otlp-endpoint must be a URL"):
             read_settings({"otlp_endpoint": bad}, {})

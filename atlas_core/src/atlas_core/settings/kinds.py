@@ -107,11 +107,11 @@ def origin() -> Kind:
 
 
 def url() -> Kind:
-    """An ``http`` or ``https`` URL with a host, without query and fragment."""
-    wanted = "a URL such as http://localhost:4318"
+    """An ``http`` or ``https`` URL with a host, without query and fragment, nor a password, since settings are shown."""
+    wanted = "a URL such as http://localhost:4318, without a password"
 
     def accept(value: object) -> str:
-        if not isinstance(value, str) or not re.fullmatch(r"https?://[^\s/?#]+(/[^\s?#]*)?", value):
+        if not isinstance(value, str) or not re.fullmatch(r"https?://[^\s/?#@]+(/[^\s?#]*)?", value):
             raise ValueError(wanted)
         return value
 
