@@ -116,7 +116,11 @@ def test_case_34_an_output_in_parts(server):
 
 
 def test_case_34_tools_that_nobody_here_has(server):
-    tools = [{"type": "web_search"}, {"type": "custom", "name": "apply_patch"}, {"type": "namespace", "name": "n"}]
+    tools = [
+        {"type": "web_search"},
+        {"type": "custom", "name": "apply_patch"},
+        {"type": "namespace", "name": "n", "tools": []},
+    ]
     answer = respond(server, input=HISTORY, tools=tools)
     assert answer.status_code == 200
     assert answer.json()["output"][0]["content"][0]["text"] == "ok"
