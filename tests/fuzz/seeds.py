@@ -47,7 +47,9 @@ _ITEMS = [
 _FLAT = [
     {"type": "function", "name": "set_timer", "parameters": _SCHEMA, "strict": True}, {"type": "custom", "name": "patch"},
     {"type": "web_search"},
+    {"type": "namespace", "name": "files", "description": "d", "tools": [{"type": "function", "name": "read", "parameters": _SCHEMA}]},
 ]  # fmt: skip
+_DOCUMENT = {"type": "document", "title": "t", "source": {"type": "text", "media_type": "text/plain", "data": "words"}}
 
 SEEDS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("/v1/chat/completions", {"messages": _CHAT, "model": "tiny", "max_tokens": 50}),
@@ -70,6 +72,11 @@ SEEDS: tuple[tuple[str, dict[str, Any]], ...] = (
         "model": "tiny", "max_tokens": 40, "messages": _BLOCKS, "system": [{"type": "text", "text": "Be short."}], "stream": True,
         "tools": [{"name": "set_timer", "description": "sets", "input_schema": _SCHEMA}, {"type": "web_search_20250305", "name": "web_search"}],
         "tool_choice": {"type": "auto", "disable_parallel_tool_use": True}, "stop_sequences": ["five"], "metadata": {"user_id": "u"},
+    }),
+    ("/v1/completions", {"prompt": "abc", "echo": True, "logprobs": 1, "max_tokens": 0}),
+    ("/v1/messages", {
+        "model": "tiny", "max_tokens": 20, "messages": [{"role": "user", "content": [_DOCUMENT, {"type": "text", "text": "sum up"}]}],
+        "thinking": {"type": "adaptive"}, "output_config": {"effort": "high"},
     }),
     ("/v1/messages", {
         "model": "tiny", "max_tokens": 2000, "messages": _BLOCKS[:1], "thinking": {"type": "enabled", "budget_tokens": 1024},
