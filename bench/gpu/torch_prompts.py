@@ -1,7 +1,7 @@
 # ruff: noqa: T201, INP001, TID251 -- a script that prints, for a machine where PyTorch is the peer
 """What prompts rest on, beside PyTorch in the same process: products against cuBLAS, causal attention against SDPA's backends.
 
-    python bench/gpu/prompts.py
+    python bench/gpu/torch_prompts.py
 
 Random data, bfloat16, one H200. The implementation is the one that the planner would choose, its launch goes to PyTorch's stream, and both sides
 are timed by events around replays, in turns. First each result is held against float32: a figure without that is void. Needs built
