@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import schema_suite
 from jsonschema import Draft202012Validator
+from random_schemas import Draw
 from schema_suite import compiled, groups, parts, section, tables, verdicts
 
 from atlas_core.engine.grammar import Grammars
@@ -136,6 +137,35 @@ def test_the_page_says_what_the_code_says():
     page = schema_suite.PAGE.read_text()
     for name, said in tables().items():
         assert section(page, name) == said, "run python tests/text/schema_suite.py"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_schemas_are_enforced_or_refused(start, seed):
+    """In all combinations of keywords: samples validate, and values that do not satisfy a schema do not follow its grammar."""
+    draw = Draw(random.Random(seed))
+    accepted = whole = missed = 0
+    for _ in range(100):
+        schema = draw.document()
+        try:
+            grammar = compiled(schema)
+        except RequestError as error:
+            assert error.why
+            continue
+        accepted += 1
+        validator = Validator(exact(schema))
+        texts = [sample(start(grammar), draw.rng, 120) for _ in range(2)]
+        for text in filter(None, texts):
+            whole += 1
+            assert validator.is_valid(json.loads(text, parse_float=Decimal)), (text, schema)
+        for _ in range(5):
+            value = draw.value()
+            good = follows(start(grammar), json.dumps(value))
+            valid = validator.is_valid(exact(value))
+            assert valid or not good, (value, schema)
+            missed += valid and not good
+    assert accepted > 50
+    assert whole > 100
+    assert missed <= 0.02 * 5 * accepted, "members in another order, 1.0 for 1"
 
 
 OPEN = {"properties": {"a": {"type": "null"}}}
