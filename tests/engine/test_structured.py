@@ -4,6 +4,7 @@ import json
 import random
 import threading
 from itertools import count
+from queue import SimpleQueue
 
 import jsonschema
 import numpy as np
@@ -11,8 +12,9 @@ import pytest
 from test_loop import Session
 
 from atlas_core.contracts.dialect import ReasoningSyntax
+from atlas_core.engine import loop
 from atlas_core.engine.grammar import Grammars
-from atlas_core.engine.loop import Engine, StepOutput
+from atlas_core.engine.loop import Closed, Engine, StepOutput
 from atlas_core.ops.step import SlotLayout, Word
 from atlas_core.scheduler.limits import Limits
 from atlas_core.scheduler.scheduler import Scheduler
@@ -320,33 +322,48 @@ def test_running_ahead_changes_no_token_and_loses_no_step():
 
 
 class Noting(Grammars):
-    """Writes down when it is asked to prepare, and how many requests run then."""
+    """Tells when it is asked to prepare."""
 
-    def __init__(self, engine_of_mine):
+    def __init__(self):
         super().__init__(Bytes(), (EOS,), VOCAB)
-        self.prepared = []
-        self.running = engine_of_mine
+        self.prepared = threading.Event()
 
     def prepare(self):
-        self.prepared.append(self.running())
         super().prepare()
+        self.prepared.set()
 
 
-@pytest.mark.parametrize("eager", [False, True])
-def test_tables_are_built_once_while_nothing_runs(eager):
-    made = None
-    grammars = Noting(lambda: made.engine._scheduler.running)
+def noting(eager):
+    grammars = Noting()
     engine = Engine(
         runner=RandomRunner(LIMITS, asynchronous=False, seed=1), scheduler=Scheduler(LIMITS), text=Bytes(), eos=(EOS,),
         info=Ready(1000, 4, VOCAB, "t"), grammars=grammars, eager=eager,
     )  # fmt: skip
+    return engine, grammars
+
+
+def test_tables_are_built_once_nobody_asks_for_anything(monkeypatch):
+    monkeypatch.setattr(loop, "QUIET", 0.01)
+    engine, grammars = noting(eager=True)
+    inbox = SimpleQueue()
+    thread = threading.Thread(target=engine.run, args=(inbox, lambda result: None))
+    thread.start()
+    assert grammars.prepared.wait(20)
+    inbox.put(Closed())
+    thread.join(20)
+    grammars.close()
+    assert [*grammars._tokenizers] == [frozenset()]
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_requests_go_before_tables(eager):
+    engine, grammars = noting(eager)
     made = Session(engine=engine)
     made.send(ask("", max_tokens=5), ask("", max_tokens=9))
     made.run()
-    assert grammars.prepared == [0] * eager, "before the first request, or never"
     grammars.close()
-    assert bool(grammars._tokenizers) is eager
-    assert engine._scheduler.idle
+    assert not grammars.prepared.is_set()
+    assert not grammars._tokenizers
 
 
 def test_a_grammar_that_nobody_waits_for_is_not_compiled():

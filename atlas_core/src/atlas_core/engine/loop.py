@@ -36,6 +36,8 @@ class Compiled:
 
 
 Inbox = SimpleQueue[Message | Closed | Compiled]
+QUIET = 2.0
+"""Seconds without a request before something is prepared for later ones: who starts a server may be about to ask it."""
 Emit = Callable[[FromEngine], None]
 
 
@@ -82,7 +84,7 @@ class Engine:
     """A model that is ready to generate.
 
     ``eos`` are the tokens that end a turn; ``info`` is what the API process is told; without ``grammars`` requests that have one are
-    refused, and ``eager`` has them prepared as soon as there is nothing to do. With an asynchronous runner one step is always launched before the one before it is read; tokens that turn out to be
+    refused, and ``eager`` has them prepared once there is nothing to do. With an asynchronous runner one step is always launched before the one before it is read; tokens that turn out to be
     past a request's end are never seen. Where a grammar waits for the token before, only the forward pass runs ahead.
     """
 
@@ -138,16 +140,22 @@ class Engine:
     def _take(self, inbox: Inbox) -> None:
         """Handle every message that has come; wait for one when there is nothing else to do."""
         idle = self._scheduler.idle and not self._flight and not self._deltas and self._drain_until is None
-        if idle and self._eager and self._grammars is not None:
-            # Now it holds up nobody; the first request with a grammar would have all running streams wait for it.
-            self._eager = False
-            self._grammars.prepare()
         try:
             while not self._closed:
-                self._handle(inbox.get(block=idle))
+                self._handle(self._next(inbox, idle))
                 idle = False
         except Empty:
             return
+
+    def _next(self, inbox: Inbox, idle: bool) -> Message | Closed | Compiled:
+        if idle and self._eager and self._grammars is not None:
+            try:
+                return inbox.get(timeout=QUIET)
+            except Empty:
+                # Now it holds up nobody; the first request with a grammar would have all running streams wait for it.
+                self._eager = False
+                self._grammars.prepare()
+        return inbox.get(block=idle)
 
     def _handle(self, message: Message | Closed | Compiled) -> None:
         match message:
