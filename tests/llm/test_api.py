@@ -62,7 +62,12 @@ def test_each_prompt_may_have_its_own_parameters(llm):
 
 
 def test_log_probabilities(llm):
+    (scored,) = llm.generate([[5, 9, 2, 11]], max_tokens=1, prompt_logprobs=2)
+    assert [position.chosen.id for position in scored.prompt_logprobs] == [9, 2, 11]
+    assert {len(position.top) for position in scored.prompt_logprobs} == {2}
+    assert scored.logprobs is None
     (result,) = llm.generate("a b", temperature=0, max_tokens=4, logprobs=3, ignore_eos=True)
+    assert result.prompt_logprobs is None
     assert [position.chosen.id for position in result.logprobs] == list(result.token_ids)
     for position in result.logprobs:
         assert [entry.logprob for entry in position.top] == sorted((e.logprob for e in position.top), reverse=True)

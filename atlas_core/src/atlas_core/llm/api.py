@@ -142,8 +142,7 @@ class LLM:
                 tokens += len(delta.tokens)
                 if delta.finish is not None:
                     one = asked[place]
-                    wanted = one.sampling.logprobs is not None
-                    results[place] = gathered[place].result(one.index, one.prompt, delta, logprobs=wanted)
+                    results[place] = gathered[place].result(one.index, one.prompt, delta, one.sampling)
                 line.generating(len(results), len(asked), tokens, time.monotonic() - start)
         finally:
             line.clear()
