@@ -15,7 +15,8 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,8 @@ import numpy as np
 from atlas_core.contracts.declarations import KernelRoot
 from atlas_core.contracts.ops import BindContext, Buffer
 from atlas_core.engine.inputs import InputLayout
-from atlas_core.engine.runner import Results, Runner
+from atlas_core.engine.rings import Results, Rings
+from atlas_core.engine.runner import Runner
 from atlas_core.kernels.library import KernelLibrary
 from atlas_core.kernels.scan import scan
 from atlas_core.model.arena import place
@@ -39,6 +41,7 @@ from atlas_core.runtime.bound import StepMemory, bind_step
 from atlas_core.runtime.loader import weight_copies
 from atlas_core.scheduler.plan import StepPlan
 from atlas_core.vocab.dtype import DType
+from atlas_core.vocab.kernel import Geometry, LaunchAttrs, i32, ptr
 from atlas_core.vocab.layout import plain
 from atlas_core.vocab.target import Target
 from atlas_model_llama.loader import LlamaLoader
@@ -47,6 +50,7 @@ from atlas_nvidia import implementations as baseline
 from atlas_nvidia.backend import open_backend
 from atlas_nvidia.fused import fused_ops
 from atlas_plugin_hopper import implementations as hopper
+from atlas_plugin_hopper.fused import fused_ops as fused_of_hopper
 
 PAGE_TOKENS = 64
 PROMPT = 200
@@ -55,6 +59,23 @@ RANDOM_BYTES = 64 << 20
 _ROOTS = {"hopper": "atlas_plugin_hopper"}
 IMPLEMENTATIONS = list({i.name: i for i in (*baseline.implementations(), *hopper.implementations())}.values())
 """What the machine inherits, and its own; a name that is taken replaces its elder, as the assembly has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stamped:
+    """A frame within two stamps (runtime.bound.Frame)."""
+
+    inner: Any
+    first: Any
+    last: Any
+
+    def begin(self) -> Sequence[Any]:
+        """See Frame."""
+        return (self.first, *self.inner.begin())
+
+    def end(self, activations: Mapping[str, Buffer], counts: int) -> Sequence[Any]:
+        """See Frame."""
+        return (*self.inner.end(activations, counts), self.last)
 
 
 class Bench:
@@ -74,7 +95,7 @@ class Bench:
         layout = StepLayout(self.slots, PAGE_TOKENS, DType.BF16, batch)
         self.program = record(loader, self.spec, layout)
         weights = {value.name: plain(DType.BF16) for value in self.program.weights()}
-        patterns = [Pattern.of(fused, PRIMITIVES) for fused in fused_ops()]
+        patterns = [Pattern.of(fused, PRIMITIVES) for fused in (*fused_ops(), *fused_of_hopper())]
         context_ = Context(arch, "fast", DType.BF16, weights, IMPLEMENTATIONS, patterns)
         updates = blocks + 32
         self.decode = Bucket(batch, batch, batch, batch * updates, 1)
@@ -84,16 +105,58 @@ class Bench:
         self.memory = self._allocate(choices, batch * blocks)
         self.stream = self.backend.create_stream()
         self.bound = []
-        for bucket, segments in self.plans.items():
-            self.bound.append((bucket, bind_step(
-                self.backend, segments, place(self.program, segments, bucket), self._memory_of(bucket), self.stream,
-            )))  # fmt: skip
-        names = [value.name for value in self.program.results]
+        results = Results(*(value.name for value in self.program.results))
         states = {name: self.memory.values[name] for name in ("slots", "penalty", "mask")}
+        self.memory_of = {bucket: self._memory_of(bucket) for bucket in self.plans}
+        rings = Rings(self.backend, [*self.plans], states["mask"], self.spec.vocab_size)
+        # Graphs without a frame are replayed at will; those of the runner count their steps.
+        self.unframed = {}
+        for bucket, segments in self.plans.items():
+            placement, memory = place(self.program, segments, bucket), self.memory_of[bucket]
+            frame = rings.frame(self._inputs, bucket, results)
+            self.bound.append((bucket, bind_step(self.backend, segments, placement, memory, self.stream, frame)))
+            self.unframed[bucket] = bind_step(self.backend, segments, placement, memory, self.stream)
         self.runner = Runner(
             self.backend, self.stream, self.bound, inputs=self._inputs, states=states, vocab_size=self.spec.vocab_size,
-            results=Results(*names),
+            results=results, rings=rings,
         )  # fmt: skip
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of keys and values of one token in all layers."""
+        return sum(2 * cache.layers * cache.kv_heads * cache.head_dim * 2 for cache in self.spec.caches)
+
+    def idle(self, context: int, steps: int) -> tuple[float, float]:
+        """Microseconds between the last node of a step and the first of the next, by the device's clock: median and 90th percentile."""
+        at = self.backend.alloc(8 * (1 + 2 * (steps + 8)))
+        self.backend.memset_async(at, 0, 8, self.stream)
+        kernel = self.backend.kernel("measure", "stamp")
+        stamps = [
+            self.backend.prepare_launch(
+                kernel, Geometry((1, 1, 1), (32, 1, 1)), [ptr(at), i32(what)], LaunchAttrs(overlap=what == 1)
+            )
+            for what in (0, 1)
+        ]
+        states = {name: self.memory.values[name] for name in ("slots", "penalty", "mask")}
+        results = Results(*(value.name for value in self.program.results))
+        rings = Rings(self.backend, [self.decode], states["mask"], self.spec.vocab_size)
+        frame = Stamped(rings.frame(self._inputs, self.decode, results), stamps[0], stamps[1])
+        placement = place(self.program, self.plans[self.decode], self.decode)
+        bound = bind_step(
+            self.backend, self.plans[self.decode], placement, self.memory_of[self.decode], self.stream, frame
+        )
+        runner = Runner(
+            self.backend, self.stream, [(self.decode, bound)], inputs=self._inputs, states=states,
+            vocab_size=self.spec.vocab_size, results=results, rings=rings,
+        )  # fmt: skip
+        self.pipelined(context, steps, runner)
+        found = bytearray(8 * (1 + 2 * (steps + 2)))
+        self.backend.copy_d2h(at, memoryview(found))
+        times = np.frombuffer(found, np.int64)[1:].reshape(-1, 2)
+        gaps = (times[2:, 0] - times[1:-1, 1]) / 1000
+        runner.close()
+        self.backend.free(at)
+        return float(np.median(gaps)), float(np.percentile(gaps, 90))
 
     def _allocate(self, choices: Choices, pages: int) -> StepMemory:
         backend = self.backend
@@ -182,11 +245,12 @@ class Bench:
             False,
         )  # fmt: skip
 
-    def run(self, plan_: StepPlan, *, logits: bool = False) -> Any:
+    def run(self, plan_: StepPlan, *, logits: bool = False, runner: Runner | None = None) -> Any:
         """Run one step; its sampled ids, or its logits."""
-        ticket = self.runner.launch(plan_)
-        result = self.runner.read_logits(ticket) if logits else None
-        ids = self.runner.collect(ticket)
+        runner = runner or self.runner
+        ticket = runner.launch(plan_)
+        result = runner.read_logits(ticket) if logits else None
+        ids = runner.collect(ticket)
         return result if logits else ids
 
     def read(self, prompts: Sequence[Sequence[int]], *, at_once: int) -> np.ndarray:
@@ -211,17 +275,18 @@ class Bench:
         self.run(self.step([first[:-1]], self.reset(0)))
         return _difference(np.concatenate(alone), self.run(self.step([first[-1:], second]), logits=True))
 
-    def pipelined(self, context: int, steps: int) -> float:
-        """Seconds a step as the engine runs them: one launched ahead, results copied back."""
+    def pipelined(self, context: int, steps: int, runner: Runner | None = None) -> float:
+        """Seconds a step as the engine runs them: one launched ahead, results delivered."""
+        runner = runner or self.runner
         feedback = self.step([[-1]] * self.batch)
-        self.run(self.step([[-1]] * self.batch, self.reset(context)))
-        ticket = self.runner.launch(feedback)
+        self.run(self.step([[-1]] * self.batch, self.reset(context)), runner=runner)
+        ticket = runner.launch(feedback)
         began = time.perf_counter()
         for _ in range(steps):
-            following = self.runner.launch(feedback)
-            self.runner.collect(ticket)
+            following = runner.launch(feedback)
+            runner.collect(ticket)
             ticket = following
-        self.runner.collect(ticket)
+        runner.collect(ticket)
         return (time.perf_counter() - began) / steps
 
     def operands(self, step: Step, bucket: int) -> dict[str, Buffer]:
@@ -239,6 +304,27 @@ class Bench:
         workers = self.backend.facts().processors
         bound = BindContext(self.backend, operands, memory.counts, memory.scratch, workers)
         return step.implementation.bind(step.need, bound)
+
+    def bindings(self, context: int) -> Iterator[tuple[Step, Sequence[Any]]]:
+        """Every step of the decode plan with launches of its own, every sequence being at ``context``."""
+        self.run(self.step([[-1]] * self.batch, self.reset(context)))
+        for segment in self.plans[self.decode]:
+            for step in segment.steps:
+                yield step, self.launches(step, self.operands(step, 0), 0)
+
+    def of_ops(self, context: int, ops: Sequence[str]) -> float:
+        """Microseconds of a graph of all decode nodes of these ops, in order; the median of its replays."""
+        made = list(self.bindings(context))
+        chain = [launch for step, launches in made if step.need.op in ops for launch in launches]
+        # What lies where tokens and positions were is made anew before every replay.
+        begin = self.captured(
+            [launch for step, launches in made if step.need.op == "step_begin" for launch in launches]
+        )
+        graph = self.captured(chain)
+        times = [self.timed(graph, behind=begin) for _ in range(12)]
+        for each in (begin, graph):
+            self.backend.destroy_graph(each)
+        return statistics.median(times[2:])
 
     def experts(self, context: int) -> list[int]:
         """Distinct experts of each mixture in a decode step, run launch by launch."""
@@ -278,8 +364,8 @@ class Bench:
                     else ""
                 )
                 made = self.launches(step, operands, bucket)
-                for index, launch in enumerate(made):
-                    part = f" {step.implementation.kernels[index][1]}" if len(made) > 1 else ""
+                for launch in made:
+                    part = f" {launch.kernel.compiled.entry}" if len(made) > 1 else ""
                     groups.setdefault(step.implementation.name + extra + part, []).append(launch)
         graphs = {name: self.captured(launches) for name, launches in groups.items() if name != "advance"}
         rows = []
@@ -304,6 +390,13 @@ class Bench:
                 self._choices[tokens][name] = Buffer(self.backend.alloc(array.nbytes), array.nbytes)
                 self.backend.copy_h2d(array.tobytes(), self._choices[tokens][name].address)
         return self._choices[tokens]
+
+    def close(self) -> None:
+        """Give the device back, for the next one."""
+        self.runner.close()
+        for step in self.unframed.values():
+            step.destroy()
+        self.backend.close()
 
     def captured(self, launches: Sequence[Any]) -> Any:
         """A graph of these launches, one after another."""
@@ -373,7 +466,7 @@ def main() -> None:
         print(
             f"distinct experts a layer: {statistics.mean(distinct):.1f} on average, {min(distinct)} to {max(distinct)}"
         )
-    decode, prefill = (step for _, step in bench.bound)
+    decode, prefill = bench.unframed[bench.decode], bench.unframed[bench.prefill]
     bench.run(bench.step([[-1]] * bench.batch, bench.reset(options.context)))
     for name in decode.graphs:
         print(f"graph {name}: {statistics.median(bench.timed(decode.graphs[name]) for _ in range(20)):.1f} us")

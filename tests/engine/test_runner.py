@@ -12,32 +12,79 @@ from test_loop import Session, request
 
 from atlas_core.contracts.ops import Buffer
 from atlas_core.engine.inputs import InputLayout, InputWriter
-from atlas_core.engine.runner import Results, Runner
+from atlas_core.engine.rings import Results, Rings
+from atlas_core.engine.runner import Runner
 from atlas_core.model.planner import Bucket
 from atlas_core.ops.step import Count, Word
 from atlas_core.runtime.null import Injection, NullBackend
 from atlas_core.scheduler.plan import Scored
 from atlas_core.scheduler.scheduler import Scheduler
 from atlas_core.vocab.errors import DeviceError, EngineError
+from atlas_core.vocab.kernel import Geometry, i32
 from atlas_core.vocab.sampling import MAX_TOP_LOGPROBS
 
 WIDE = 1 + MAX_TOP_LOGPROBS
 RESULTS = Results("sampled", "logprob_values", "logprob_ids", "logits")
 
 
+class LinkedBackend(NullBackend):
+    """A null device whose kernels reach page-locked memory. ``before_delivery`` is what runs between the ends of a step."""
+
+    def __init__(self, *, asynchronous, injection):
+        super().__init__(asynchronous=asynchronous, injection=replace(injection, on_launch=self._act))
+        self.capabilities = replace(self.capabilities, host_link=True)
+        self.actions = []
+        self.before_delivery = None
+
+    def prepare_fetch(self, ring, target, fixed):
+        def act():
+            turn = np.frombuffer(self.view(ring.turn, 4), np.int32)
+            place = np.frombuffer(ring.memory, np.int32).reshape(ring.places, -1)[turn[0] % ring.places]
+            live = fixed + 2 * int(place[Count.UPDATES])
+            np.frombuffer(self.view(target, 4 * live), np.int32)[:] = place[:live]
+            turn += 1
+
+        return self._launch("fetch", act)
+
+    def prepare_deliver(self, ring, results):
+        number = len(self.actions)
+
+        def act():
+            self.before_delivery(number)
+            counts = np.frombuffer(self.view(results.counts, 4 * len(Count)), np.int32)
+            live = int(counts[Count.ROWS])
+            turn = np.frombuffer(self.view(ring.turn, 4), np.int32)[0] - 1
+            place = np.frombuffer(ring.memory, np.int32).reshape(ring.places, -1)[turn % ring.places]
+            start = 0
+            for address, width in ((results.sampled, 1), (results.values, results.wide), (results.ids, results.wide)):
+                place[start : start + live * width] = np.frombuffer(self.view(address, 4 * live * width), np.int32)
+                start += results.rows * width
+
+        return self._launch("deliver", act)
+
+    def _launch(self, entry, act):
+        self.actions.append(act)
+        return self.prepare_launch(("link", entry), Geometry(), [i32(len(self.actions) - 1)])
+
+    def _act(self, launch):
+        self.actions[launch.args[0].value]()
+
+
 @dataclass
 class Machine:
     """A null device with graphs that read their inputs from device memory, as kernels do."""
 
+    linked: bool = False
     asynchronous: bool = False
     limits: object = LIMITS
     fail_at: int | None = None
     used: list = field(default_factory=list)
+    segments: list = field(default_factory=list)
     captured: list = field(default_factory=list)
 
     def __post_init__(self):
         limits = self.limits
-        self.backend = NullBackend(
+        self.backend = (LinkedBackend if self.linked else NullBackend)(
             asynchronous=self.asynchronous,
             injection=Injection(fail_at=self.fail_at, sticky=True, on_graph=self._on_graph),
         )
@@ -63,14 +110,19 @@ class Machine:
             "logits": self._alloc(4 * slots * VOCAB),
         }
         self.graphs = {}
+        self.deliveries = {}
+        self.backend.before_delivery = lambda number: self._step(self.deliveries[number])
+        rings = Rings(self.backend, self.buckets, self.states["mask"], VOCAB)
+        assert rings.linked == self.linked
         self.runner = Runner(
             self.backend,
             self.stream,
-            [(bucket, self._capture(bucket)) for bucket in self.buckets],
+            [(bucket, self._capture(bucket, rings.frame(self.base, bucket, RESULTS))) for bucket in self.buckets],
             inputs=self.base,
             states=self.states,
             vocab_size=VOCAB,
             results=RESULTS,
+            rings=rings,
         )
         assert all((self.array(state) == 0).all() for state in self.states.values())
 
@@ -80,10 +132,18 @@ class Machine:
     def array(self, buffer, dtype=np.int32):
         return np.frombuffer(self.backend.view(buffer.address, buffer.nbytes), dtype)
 
-    def _capture(self, bucket):
+    def _capture(self, bucket, frame):
         graphs = {}
-        for segment in ("forward", "sample"):
+        counts = InputLayout(bucket).buffers(self.base)["counts"].address
+        parts = {"forward": (), "sample": ()}
+        if frame:
+            begin, end = frame.begin(), frame.end(self.activations, counts)
+            self.deliveries[len(self.backend.actions) - 1] = bucket
+            parts = {"forward": begin, "sample": end, "step": (*begin, *end)}
+        for segment, launches in parts.items():
             self.backend.begin_capture(self.stream)
+            for launch in launches:
+                self.backend.enqueue(launch, self.stream)
             graphs[segment] = self.backend.end_capture(self.stream)
             self.graphs[graphs[segment].number] = bucket, segment
             self.captured.append(graphs[segment])
@@ -100,6 +160,9 @@ class Machine:
 
     def _on_graph(self, graph):
         bucket, segment = self.graphs[graph.number]
+        self.segments.append(segment)
+        if self.linked:
+            return
         if segment == "forward":
             self.pending = bucket
             return
@@ -161,9 +224,10 @@ def items():
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("linked", [False, True])
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_what_plans_say_is_what_the_device_runs(asynchronous):
-    machine = Machine(asynchronous=asynchronous)
+def test_what_plans_say_is_what_the_device_runs(asynchronous, linked):
+    machine = Machine(asynchronous=asynchronous, linked=linked)
     session = Session(engine=make_engine(runner=machine.runner))
     session.send(*items())
     session.run()
@@ -176,6 +240,8 @@ def test_what_plans_say_is_what_the_device_runs(asynchronous):
                 assert [position.chosen.logprob, *(entry.logprob for entry in position.top)] == want.values
     assert set(machine.used) == set(machine.buckets)
     assert machine.device.steps == session.results[-1].gauges.steps
+    # A linked step is one graph, since nobody's mask comes between its segments.
+    assert machine.segments == (["step"] if linked else ["forward", "sample"]) * machine.device.steps
 
 
 def plans(count):
@@ -271,9 +337,10 @@ def test_only_what_is_live_is_copied():
     assert block[112 + 2 * len(plan.updates)] == 99
 
 
-def test_closing_gives_everything_back():
-    machine = Machine()
-    assert len(machine.captured) == 6
+@pytest.mark.parametrize("linked", [False, True])
+def test_closing_gives_everything_back(linked):
+    machine = Machine(linked=linked)
+    assert len(machine.captured) == (9 if linked else 6)
     machine.runner.close()
     assert not machine.backend._pinned
     for graph in machine.captured:
@@ -291,8 +358,9 @@ class Writes:
         row[:] = self.word
 
 
-def test_masks_are_there_when_the_step_samples():
-    machine = Machine(asynchronous=True)
+@pytest.mark.parametrize("linked", [False, True])
+def test_masks_are_there_when_the_step_samples(linked):
+    machine = Machine(asynchronous=True, linked=linked)
     seen = []
     step = machine._step
 
@@ -312,21 +380,21 @@ def test_masks_are_there_when_the_step_samples():
     assert seen[0].shape[1] == -(-VOCAB // 32)
 
 
-def test_a_late_step_stops_between_its_halves():
+@pytest.mark.parametrize("linked", [False, True])
+def test_a_late_step_stops_between_its_halves(linked):
     """FORWARD runs before the token is known that the mask depends on; SAMPLE finds the mask."""
-    machine = Machine(asynchronous=True)
+    machine = Machine(asynchronous=True, linked=linked)
     scheduler = Scheduler(LIMITS)
     scheduler.submit(request("a", max_tokens=9), seed=1, stop_ids=())
     plan = scheduler.schedule()
     first = machine.runner.launch(plan)
     machine.backend.synchronize(machine.stream)
-    machine.pending = None
     restriction = Writes(0)
     ahead = replace(scheduler.schedule(), masks=((0, restriction),), late=True)
     second = machine.runner.launch(ahead)
     machine.backend.synchronize(machine.stream)
     assert len(machine.used) == 1
-    assert machine.pending is not None, "FORWARD has run, SAMPLE has not"
+    assert machine.segments[-1] == "forward", "FORWARD has run, SAMPLE has not"
     (token,) = machine.runner.collect(first).sampled
     restriction.word = 1 << token
     machine.runner.sample(second)

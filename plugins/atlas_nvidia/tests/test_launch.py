@@ -34,7 +34,7 @@ def test_the_driver_finds_every_value_behind_its_pointer(args: list[Arg]) -> Non
 
 
 def test_a_matrix_is_given_as_the_driver_describes_it() -> None:
-    matrix = TensorMap(1 << 20, 64, 128, 2, 32)
+    matrix = TensorMap(1 << 20, (64, 128), (32, 64), 2)
     seen = []
 
     def encode(given: TensorMap) -> tuple[int, object]:
@@ -50,7 +50,7 @@ def test_arguments_that_fit_are_taken() -> None:
     check_arguments(
         "k",
         [Param("ptr", "x", "float"), Param("i32", "n"), Param("f32", "eps"), Param("map", "w")],
-        [ptr(8), i32(-1), f32(1e-5), tensor_map(TensorMap(1 << 20, 64, 128, 2, 32))],
+        [ptr(8), i32(-1), f32(1e-5), tensor_map(TensorMap(1 << 20, (64, 128), (32, 64), 2))],
     )
 
 
@@ -63,10 +63,11 @@ def test_arguments_that_fit_are_taken() -> None:
         ([Param("u32", "n")], [u32(-1)], "-1 does not fit"),
         ([Param("ptr", "x", "const float")], [ptr(-8)], "x of k is ptr<const float>"),
         ([Param("map", "w")], [Arg("map", 16)], "its matrix is None"),
-        ([Param("map", "w")], [tensor_map(TensorMap(8, 64, 128, 2, 32))], "at 0x8"),
-        ([Param("map", "w")], [tensor_map(TensorMap(16, 64, 12, 2, 32))], "rows of 24 bytes"),
-        ([Param("map", "w")], [tensor_map(TensorMap(16, 64, 128, 8, 32))], "elements have 8 bytes"),
-        ([Param("map", "w")], [tensor_map(TensorMap(16, 64, 128, 2, 257))], "a box of 257 rows"),
+        ([Param("map", "w")], [tensor_map(TensorMap(8, (64, 128), (32, 64), 2))], "at 0x8"),
+        ([Param("map", "w")], [tensor_map(TensorMap(16, (64, 12), (32, 64), 2))], "rows of 24 bytes"),
+        ([Param("map", "w")], [tensor_map(TensorMap(16, (64, 128), (32, 16), 8))], "elements have 8 bytes"),
+        ([Param("map", "w")], [tensor_map(TensorMap(16, (64, 128), (257, 64), 2))], "a box of (257, 64)"),
+        ([Param("map", "w")], [tensor_map(TensorMap(16, (64, 128), (32, 32), 2))], "a row of a box has 128 bytes"),
     ],
 )
 def test_arguments_that_do_not_fit_are_named(params: list[Param], args: list[Arg], words: str) -> None:

@@ -22,7 +22,8 @@ from atlas_core.contracts.backend import GpuBackend
 from atlas_core.engine.grammar import Grammars
 from atlas_core.engine.inputs import InputLayout
 from atlas_core.engine.loop import Engine
-from atlas_core.engine.runner import Results, Runner
+from atlas_core.engine.rings import Results, Rings
+from atlas_core.engine.runner import Runner
 from atlas_core.kernels.library import KernelLibrary
 from atlas_core.model.config import token_ids
 from atlas_core.plugins import Registry
@@ -210,7 +211,9 @@ def _run_up(backend: GpuBackend, plan: StepPlan, model: Model, ledger: Ledger) -
     weights = Weights.of(plan, model)
     free, total = backend.memory()
     bucketed = backend.capabilities.bucketed
-    budget = plan_memory(plan, model, weights, free, total, graphs=bucketed)
+    # A step that fetches and delivers by itself is captured in halves and whole.
+    captures = 1 + backend.capabilities.host_link if bucketed else 0
+    budget = plan_memory(plan, model, weights, free, total, graphs=captures)
     pages = (budget.pages,) * len(plan.layout.slots.table_blocks)
     limits = make_limits(model, plan.settings, plan.layout, budget.max_seq_len, pages)
     with ledger.phase("weights"):
@@ -218,12 +221,14 @@ def _run_up(backend: GpuBackend, plan: StepPlan, model: Model, ledger: Ledger) -
     before, _ = backend.memory()
     with ledger.phase("graphs"):
         steps = []
+        results = Results(*(value.name for value in plan.program.results))
+        rings = Rings(backend, [planned.bucket for planned in plan.buckets], states["mask"], model.spec.vocab_size)
         for planned in plan.buckets:
             local = with_inputs(memory, InputLayout(planned.bucket), inputs)
-            steps.append((planned.bucket, bind_step(backend, planned.segments, planned.arena, local, stream)))
+            frame = rings.frame(inputs, planned.bucket, results)
+            steps.append((planned.bucket, bind_step(backend, planned.segments, planned.arena, local, stream, frame)))
         runner = Runner(
-            backend, stream, steps, inputs=inputs, states=states, vocab_size=model.spec.vocab_size,
-            results=Results(*(value.name for value in plan.program.results)),
+            backend, stream, steps, inputs=inputs, states=states, vocab_size=model.spec.vocab_size, results=results, rings=rings,
         )  # fmt: skip
     if bucketed:
         budget = with_graphs(budget, max(0, before - backend.memory()[0]))

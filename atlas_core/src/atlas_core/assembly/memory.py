@@ -50,12 +50,10 @@ class Weights:
         return sum(copy.packed.nbytes for copy in self.copies)
 
 
-def plan_memory(
-    plan: StepPlan, model: Model, weights: Weights, free: int, total: int, *, graphs: bool = False
-) -> Budget:
+def plan_memory(plan: StepPlan, model: Model, weights: Weights, free: int, total: int, *, graphs: int = 0) -> Budget:
     """How many cache pages there are. Raises BudgetError with the whole table when the plan does not fit.
 
-    ``graphs``: captured steps take memory of the device, which is planned here and measured when they are captured.
+    ``graphs``: captured steps take memory of the device, which is planned here and measured when they are captured: how often each node is.
     """
     settings = plan.settings
     limit = settings.memory if settings.memory is not None else int(free * DEFAULT_FRACTION)
@@ -80,7 +78,7 @@ def with_graphs(budget: Budget, nbytes: int) -> Budget:
     return replace(budget, terms=terms)
 
 
-def _terms(plan: StepPlan, weights: Weights, *, graphs: bool) -> tuple[Term, ...]:
+def _terms(plan: StepPlan, weights: Weights, *, graphs: int) -> tuple[Term, ...]:
     states = {value.name: _nbytes(value) for value in _values(plan, "state")}
     rows = "lower --max-batch-size"
     return (
@@ -90,7 +88,7 @@ def _terms(plan: StepPlan, weights: Weights, *, graphs: bool) -> tuple[Term, ...
         Term("scratch", max(1, *(b.arena.scratch for b in plan.buckets)), "lower --max-prefill-tokens"),
         Term("inputs", max(InputLayout(b.bucket).nbytes for b in plan.buckets), rows),
         *(Term(name, nbytes, rows) for name, nbytes in states.items()),
-        *([Term(GRAPHS, _graph_bytes(plan), rows)] if graphs else []),
+        *([Term(GRAPHS, graphs * _graph_bytes(plan), rows)] if graphs else []),
     )
 
 

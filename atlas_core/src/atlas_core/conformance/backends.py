@@ -3,8 +3,11 @@
 from collections.abc import Callable, Mapping
 from itertools import pairwise
 
+import numpy as np
+
 from atlas_core.conformance.results import Report, Result
-from atlas_core.contracts.backend import GpuBackend
+from atlas_core.contracts.backend import GpuBackend, HostLink, HostRing, StepResults
+from atlas_core.ops.step import Count
 from atlas_core.vocab.errors import AtlasError, BudgetError, DeviceError, KernelError
 
 Check = Callable[[GpuBackend], "str | None"]
@@ -167,7 +170,61 @@ def absence(backend: GpuBackend) -> str | None:
     return "a kernel that does not exist was found"
 
 
+def host_link(backend: GpuBackend) -> str | None:
+    """Steps that are one graph find their inputs in place after place of the ring, and leave their results there."""
+    if not backend.capabilities.host_link:
+        return None
+    if not isinstance(backend, HostLink):
+        return "says that it has a host link, and lacks the methods of a HostLink"
+    rows, wide, places, fixed, words = 3, 2, 2, 16, 4096
+    turn, target = backend.alloc(4), backend.alloc(4 * words)
+    sampled, values, ids = (backend.alloc(4 * rows * width) for width in (1, wide, wide))
+    sent, received = backend.alloc_pinned(4 * words * places), backend.alloc_pinned(4 * rows * (1 + 2 * wide) * places)
+    inputs, outputs = (np.frombuffer(memory, np.int32).reshape(places, -1) for memory in (sent, received))
+    try:
+        backend.copy_h2d(bytes(4), turn)
+        for address, content in ((sampled, [7, 8, 9]), (values, range(50, 56)), (ids, [4, 5, -1, 6, 2, 3])):
+            backend.copy_h2d(np.array(content, np.int32).tobytes(), address)
+        stream = backend.create_stream()
+        launches = (
+            backend.prepare_fetch(HostRing(sent, places, turn), target, fixed),
+            backend.prepare_deliver(
+                HostRing(received, places, turn), StepResults(sampled, values, ids, target, rows, wide)
+            ),
+        )
+        backend.begin_capture(stream)
+        for launch in launches:
+            backend.enqueue(launch, stream)
+        graph = backend.end_capture(stream)
+        for step, (updates, live) in enumerate(((0, 3), (1500, 2), (1, 1))):
+            place = step % places
+            inputs[place] = np.arange(words) * (step + 1)
+            inputs[place, [Count.ROWS, Count.UPDATES]] = live, updates
+            outputs[place] = -7
+            backend.copy_h2d(bytes(4 * words), target)
+            backend.launch_graph(graph, stream)
+            backend.synchronize(stream)
+            got = np.frombuffer(_bytes(backend, target, 4 * words), np.int32)
+            count = fixed + 2 * updates
+            if not np.array_equal(got[:count], inputs[place, :count]) or got[count:].any():
+                return f"step {step} did not fetch the {count} live words of its place"
+            want = np.full(outputs.shape[1], -7)
+            want[:live] = [7, 8, 9][:live]
+            want[rows : rows + live * wide] = [50, 51, -7, -7, 54, 55][: live * wide]
+            want[rows * (1 + wide) :][: live * wide] = [4, 5, -1, -7, 2, 3][: live * wide]
+            if not np.array_equal(outputs[place], want):
+                return f"step {step} delivered {outputs[place].tolist()}, not {want.tolist()}"
+        backend.destroy_graph(graph)
+    finally:
+        del inputs, outputs
+        for address in (turn, target, sampled, values, ids):
+            backend.free(address)
+        backend.free_pinned(sent)
+        backend.free_pinned(received)
+    return None
+
+
 CHECKS: Mapping[str, Check] = {
     "alignment": alignment, "too much memory": too_much, "copies": copies, "order": order, "replay": replay,
-    "timing": timing, "absent kernel": absence,
+    "timing": timing, "absent kernel": absence, "host link": host_link,
 }  # fmt: skip

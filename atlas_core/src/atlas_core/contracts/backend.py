@@ -19,7 +19,8 @@ class Capabilities:
     ``asynchronous``: enqueue and launch_graph return before the work is done, so the engine runs one step ahead.
     ``bucketed``: grids are fixed when a graph is captured, so the engine captures one graph per bucket of rows.
     ``unified_memory``: device addresses may be read and written by the host, and kernels may read page-locked host memory.
-    ``peer_access``: other ranks' memory is mapped.
+    ``peer_access``: other ranks' memory is mapped. ``host_link``: kernels read and write page-locked host memory in place, and the
+    backend is a HostLink.
     """
 
     asynchronous: bool
@@ -28,6 +29,7 @@ class Capabilities:
     programmatic_launch: bool = False
     event_timing: bool = False
     peer_access: bool = False
+    host_link: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,4 +184,55 @@ class GpuBackend(Protocol):
 
     def close(self) -> None:
         """Release everything; the object is of no more use. Safe to call twice."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class HostRing:
+    """``places`` equal places of page-locked ``memory`` that steps use in turn.
+
+    ``turn`` is the device address of an int32 that counts the steps begun: a step's place is what it was, modulo ``places``.
+    """
+
+    memory: memoryview
+    places: int
+    turn: int
+
+    @property
+    def stride(self) -> int:
+        """Bytes of one place."""
+        return self.memory.nbytes // self.places
+
+
+@dataclass(frozen=True, slots=True)
+class StepResults:
+    """Device addresses of what a step leaves: int32 ``sampled`` [rows], float32 ``values`` and int32 ``ids`` [rows, ``wide``].
+
+    ``counts`` are the live counts, ``rows`` the most rows of any step: in a place of the ring the three lie one behind the other for so
+    many rows.
+    """
+
+    sampled: int
+    values: int
+    ids: int
+    counts: int
+    rows: int
+    wide: int
+
+
+@runtime_checkable
+class HostLink(Protocol):
+    """A backend whose kernels bring inputs and deliver results themselves, so that a step is one graph and nothing else."""
+
+    def prepare_fetch(self, ring: HostRing, target: int, fixed: int) -> Launch:
+        """Copy ``fixed`` int32 words and two for each update from the next step's place to ``target``; the turn moves on.
+
+        The live counts come first in a place (ops.step.Count), and tell how many updates there are.
+        """
+        ...
+
+    def prepare_deliver(self, ring: HostRing, results: StepResults) -> Launch:
+        """Write the results of the step last fetched to its place: all live ``sampled``, and the rows of ``values`` and ``ids`` whose
+        first id is not negative; of others that id alone.
+        """
         ...

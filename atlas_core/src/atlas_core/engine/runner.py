@@ -7,20 +7,18 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from atlas_core.contracts.backend import Event, GpuBackend, Stream
+from atlas_core.contracts.backend import GpuBackend, Stream
 from atlas_core.contracts.ops import Buffer
 from atlas_core.engine.inputs import InputLayout, InputWriter
 from atlas_core.engine.loop import StepOutput
 from atlas_core.engine.output import Alternatives
+from atlas_core.engine.rings import DEPTH, WIDE, Place, Results, Rings
 from atlas_core.model.planner import Bucket
+from atlas_core.runtime.bound import WHOLE
 from atlas_core.scheduler.plan import StepPlan
 from atlas_core.vocab.errors import DeviceError, EngineError
-from atlas_core.vocab.sampling import MAX_TOP_LOGPROBS
 
 FORWARD, SAMPLE = "forward", "sample"
-_DEPTH = 2
-"""Steps in flight: one is computed while the next one waits behind it."""
-_WIDE = 1 + MAX_TOP_LOGPROBS
 _WORD = 4
 
 
@@ -42,48 +40,11 @@ class CapturedStep(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Results:
-    """Names of the program's results, in the order in which model.builder records them."""
-
-    sampled: str
-    logprob_values: str
-    logprob_ids: str
-    logits: str
-
-
-class _Ring:
-    """One place of the pinned ring: an input block, room for results, and the event behind both copies."""
-
-    def __init__(self, backend: GpuBackend, input_bytes: int, rows: int, masks: tuple[int, int]) -> None:
-        self.event: Event = backend.create_event()
-        self.busy = False
-        self.staging = backend.alloc_pinned(input_bytes)
-        self.block: npt.NDArray[np.int32] = np.frombuffer(self.staging, np.int32)
-        self.results = backend.alloc_pinned(max(1, rows) * (1 + 2 * _WIDE) * _WORD)
-        self.mask_staging = backend.alloc_pinned(masks[0] * masks[1] * _WORD)
-        self.masks: npt.NDArray[np.uint32] = np.frombuffer(self.mask_staging, np.uint32).reshape(masks)
-        self._rows = rows
-
-    def views(self, rows: int) -> tuple[memoryview, memoryview, memoryview]:
-        """Where ``rows`` sampled ids, log-probabilities and their ids go."""
-        first, second = self._rows * _WORD, self._rows * (1 + _WIDE) * _WORD
-        wide = rows * _WIDE * _WORD
-        return self.results[: rows * _WORD], self.results[first : first + wide], self.results[second : second + wide]
-
-    def free(self, backend: GpuBackend) -> None:
-        """Give the pinned memory back."""
-        del self.block, self.masks
-        backend.free_pinned(self.staging)
-        backend.free_pinned(self.mask_staging)
-        backend.free_pinned(self.results)
-
-
-@dataclass(frozen=True, slots=True)
 class Ticket:
     """A launched step. ``number`` counts launches from 0."""
 
     number: int
-    ring: _Ring
+    ring: Place
     step: CapturedStep
     bucket: Bucket
     rows: int
@@ -94,12 +55,13 @@ class Runner:
     """Owns the pinned rings and the order of work on one stream.
 
     ``steps`` are (bucket, captured step), each bound to the buffers of ``InputLayout(bucket)`` in the device block at
-    ``inputs``. ``states`` (slots, penalty, mask) are zeroed here; ``penalty`` is [rows, vocabulary] int32.
+    ``inputs``. ``states`` (slots, penalty, mask) are zeroed here; ``penalty`` is [rows, vocabulary] int32. ``rings`` are those whose
+    frame the steps were captured in; the runner frees them.
     """
 
     def __init__(
         self, backend: GpuBackend, stream: Stream, steps: Sequence[tuple[Bucket, CapturedStep]], *, inputs: int,
-        states: Mapping[str, Buffer], vocab_size: int, results: Results,
+        states: Mapping[str, Buffer], vocab_size: int, results: Results, rings: Rings,
     ) -> None:  # fmt: skip
         ordered = sorted(steps, key=lambda step: (step[0].tokens, step[0].max_query, step[0].sequences, step[0].rows))
         layouts = [InputLayout(bucket) for bucket, _ in ordered]
@@ -109,16 +71,11 @@ class Runner:
         self._inputs = inputs
         self._penalty = states["penalty"]
         self._masks = states["mask"]
-        words = -(-vocab_size // 32)
         self._vocab_size = vocab_size
         self._results = results
         self._launched = 0
         self._collected = 0
-        nbytes = -(-max(layout.nbytes for layout in layouts) // _WORD) * _WORD
-        rows = max(bucket.rows for bucket, _ in ordered)
-        self._ring = [
-            _Ring(backend, nbytes, rows, (self._masks.nbytes // (words * _WORD), words)) for _ in range(_DEPTH)
-        ]
+        self._rings = rings
         for state in states.values():
             backend.memset_async(state.address, 0, state.nbytes, stream)
         backend.synchronize(stream)
@@ -133,50 +90,54 @@ class Runner:
 
         Raises EngineError when none does or two steps are in flight already, DeviceError when the device refuses.
         """
-        ring = self._ring[self._launched % _DEPTH]
+        ring = self._rings.places[self._launched % DEPTH]
         if ring.busy:
-            raise EngineError(f"step {self._launched} is launched", f"{_DEPTH} steps in flight have not been collected")
+            raise EngineError(f"step {self._launched} is launched", f"{DEPTH} steps in flight have not been collected")
         writer, step = self._choose(plan)
         ticket = Ticket(self._launched, ring, step, writer.bucket, len(plan.sample_row), plan)
+        whole = self._rings.linked and not plan.late and not plan.masks
         try:
-            self._enqueue(plan, ring, writer, step)
+            self._enqueue(plan, ring, writer)
+            step.launch(WHOLE if whole else FORWARD, self._stream)
+            if whole:
+                self._backend.record_event(ring.event, self._stream)
         except DeviceError as error:
             raise _failed(f"step {self._launched} cannot be launched", writer.bucket, error) from error
         ring.busy = True
         self._launched += 1
-        if not plan.late:
+        if not whole and not plan.late:
             self.sample(ticket)
         return ticket
 
-    def _enqueue(self, plan: StepPlan, ring: _Ring, writer: InputWriter, step: CapturedStep) -> None:
-        """Copy the inputs and replay FORWARD."""
+    def _enqueue(self, plan: StepPlan, ring: Place, writer: InputWriter) -> None:
+        """Write the inputs, and copy them where the graphs do not fetch them themselves."""
         backend, stream = self._backend, self._stream
         live = writer.write(plan, ring.block)
-        backend.copy_h2d_async(ring.staging[:live], self._inputs, stream)
+        if not self._rings.linked:
+            backend.copy_h2d_async(ring.inputs[:live], self._inputs, stream)
         row_bytes = self._vocab_size * _WORD
         for row in plan.clear_penalty:
             backend.memset_async(self._penalty.address + row * row_bytes, 0, row_bytes, stream)
-        step.launch(FORWARD, stream)
 
     def sample(self, ticket: Ticket) -> None:
         """Bring the masks while the device is busy with FORWARD, replay SAMPLE, and have the results copied; see StepRunner."""
         try:
             self._write_masks(ticket.plan, ticket.ring)
             ticket.step.launch(SAMPLE, self._stream)
-            self._copy_results(ticket)
+            if not self._rings.linked:
+                self._copy_results(ticket)
+            self._backend.record_event(ticket.ring.event, self._stream)
         except DeviceError as error:
             raise _failed(f"step {ticket.number} cannot be launched", ticket.bucket, error) from error
 
     def _copy_results(self, ticket: Ticket) -> None:
-        """Have them copied, and the ring's event recorded behind all of the step."""
-        backend, stream, step = self._backend, self._stream, ticket.step
-        if ticket.rows:
-            sampled, values, ids = ticket.ring.views(ticket.rows)
-            backend.copy_d2h_async(step.activations[self._results.sampled].address, sampled, stream)
-            if ticket.plan.logprobs:
-                backend.copy_d2h_async(step.activations[self._results.logprob_values].address, values, stream)
-                backend.copy_d2h_async(step.activations[self._results.logprob_ids].address, ids, stream)
-        backend.record_event(ticket.ring.event, stream)
+        """Into the ring, behind the graphs that do not deliver them themselves."""
+        if not ticket.rows:
+            return
+        names = (self._results.sampled, self._results.logprob_values, self._results.logprob_ids)
+        wanted = list(zip(names, ticket.ring.views(ticket.rows), strict=True))
+        for name, target in wanted if ticket.plan.logprobs else wanted[:1]:
+            self._backend.copy_d2h_async(ticket.step.activations[name].address, target, self._stream)
 
     def collect(self, ticket: Ticket) -> StepOutput:
         """Wait for the oldest step in flight and read what it sampled.
@@ -216,16 +177,15 @@ class Runner:
         self._backend.synchronize(self._stream)
         for _, step in self._steps:
             step.destroy()
-        for ring in self._ring:
-            ring.free(self._backend)
-        self._steps, self._ring = [], []
+        self._rings.free()
+        self._steps = []
 
-    def _write_masks(self, plan: StepPlan, ring: _Ring) -> None:
+    def _write_masks(self, plan: StepPlan, ring: Place) -> None:
         """Bring the masks of restricted slots to the device."""
         nbytes = ring.masks.shape[1] * _WORD
         for index, (slot, restriction) in enumerate(plan.masks):
             restriction.fill(ring.masks[index])
-            source = ring.mask_staging[index * nbytes : (index + 1) * nbytes]
+            source = ring.mask_bytes[index * nbytes : (index + 1) * nbytes]
             self._backend.copy_h2d_async(source, self._masks.address + slot * nbytes, self._stream)
 
     def _choose(self, plan: StepPlan) -> tuple[InputWriter, CapturedStep]:
@@ -252,8 +212,8 @@ def _failed(what: str, bucket: Bucket, error: DeviceError) -> DeviceError:
 
 def _alternatives(values: memoryview, ids: memoryview) -> list[Alternatives]:
     """Rows of [1 + MAX_TOP_LOGPROBS] as lists that end where the ids do, or hold one -1 when nothing was wanted."""
-    rows = np.frombuffer(ids, np.int32).reshape(-1, _WIDE)
-    floats = np.frombuffer(values, np.float32).reshape(-1, _WIDE)
+    rows = np.frombuffer(ids, np.int32).reshape(-1, WIDE)
+    floats = np.frombuffer(values, np.float32).reshape(-1, WIDE)
     result = []
     for row, numbers in zip(rows, floats, strict=True):
         length = max(1, int(np.count_nonzero(row >= 0)))

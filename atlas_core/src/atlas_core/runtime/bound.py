@@ -1,11 +1,11 @@
 """A planned step bound to memory and captured: what the engine launches."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any
+from typing import Any, Protocol
 
-from atlas_core.contracts.backend import GpuBackend, Graph, Stream
+from atlas_core.contracts.backend import GpuBackend, Graph, Launch, Stream
 from atlas_core.contracts.ops import BindContext, Buffer
 from atlas_core.runtime.loader import WeightKey
 from atlas_core.runtime.plan import Placement, PlanSegment, PlanStep
@@ -27,9 +27,25 @@ class StepMemory:
     weights: Mapping[WeightKey, Buffer]
 
 
+WHOLE = "step"
+"""The graph of all segments, which a frame brings with it."""
+
+
+class Frame(Protocol):
+    """What happens before the first segment of a step and behind the last."""
+
+    def begin(self) -> Sequence[Launch]:
+        """Launches before the first."""
+        ...
+
+    def end(self, activations: Mapping[str, Buffer], counts: int) -> Sequence[Launch]:
+        """Launches behind the last, given where results lie and the address of the live counts."""
+        ...
+
+
 @dataclass
 class BoundStep:
-    """One bucket, ready to run: a graph for each segment; ``activations`` tells where results are read."""
+    """One bucket, ready to run: a graph for each segment, with a frame one of all; ``activations`` tells where results are read."""
 
     backend: GpuBackend
     activations: Mapping[str, Buffer]
@@ -48,9 +64,12 @@ class BoundStep:
 
 
 def bind_step(
-    backend: GpuBackend, segments: Iterable[PlanSegment], placement: Placement, memory: StepMemory, stream: Stream
-) -> BoundStep:
+    backend: GpuBackend, segments: Iterable[PlanSegment], placement: Placement, memory: StepMemory, stream: Stream,
+    frame: Frame | None = None,
+) -> BoundStep:  # fmt: skip
     """Bind every step of every segment and capture each segment on ``stream``; nothing runs yet.
+
+    With a frame its launches are part of the first and of the last segment, and a graph WHOLE has all of them.
 
     Raises EngineError when memory is too small or a value has none, and whatever an implementation's bind or the capture raises;
     graphs captured before are destroyed then.
@@ -59,18 +78,25 @@ def bind_step(
     _fits("the scratch", memory.scratch, placement.scratch)
     workers = backend.facts().processors
     step = BoundStep(backend, _activations(segments := tuple(segments), placement, memory.arena))
+    graphs: dict[str, list[Launch]] = {
+        segment.name: [
+            launch for node in segment.steps for launch in _bind(backend, node, step.activations, memory, workers)
+        ]
+        for segment in segments
+    }
+    if frame is not None:
+        graphs[segments[0].name][:0] = frame.begin()
+        graphs[segments[-1].name] += frame.end(step.activations, memory.counts)
+        graphs[WHOLE] = [launch for launches in graphs.values() for launch in launches]
     try:
-        for segment in segments:
-            launches = [
-                launch for node in segment.steps for launch in _bind(backend, node, step.activations, memory, workers)
-            ]
+        for name, launches in graphs.items():
             backend.begin_capture(stream)
             try:
                 for launch in launches:
                     backend.enqueue(launch, stream)
             finally:
-                step.graphs[segment.name] = backend.end_capture(stream)
-            step.launches[segment.name] = len(launches)
+                step.graphs[name] = backend.end_capture(stream)
+            step.launches[name] = len(launches)
     except BaseException:
         step.destroy()
         raise

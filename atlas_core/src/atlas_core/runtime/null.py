@@ -28,7 +28,8 @@ class NullLaunch:
     def description(self) -> str:
         """Kernel, geometry and arguments in one line."""
         shown = ", ".join(
-            f"{arg.kind} {arg.value:#x}" if arg.kind == "ptr" else f"{arg.kind} {arg.value}" for arg in self.args
+            f"{arg.kind} {arg.value:#x}" if arg.kind in ("ptr", "map") else f"{arg.kind} {arg.value}"
+            for arg in self.args
         )
         return f"{self.module}:{self.entry} grid={self.geometry.grid} block={self.geometry.block} ({shown})"
 
@@ -188,7 +189,7 @@ class NullBackend:
         """See GpuBackend; every pointer must be 0 or lie in allocated memory, of the device or page-locked."""
         module, entry = kernel
         for index, arg in enumerate(args):
-            if arg.kind == "ptr" and arg.value and not self._is_pinned(int(arg.value)):
+            if arg.kind in ("ptr", "map") and arg.value and not self._is_pinned(int(arg.value)):
                 self._memory.require(int(arg.value), 1, f"argument {index} of {module}:{entry}")
         return NullLaunch(module, entry, geometry, tuple(args), attrs or LaunchAttrs())
 

@@ -1,7 +1,7 @@
 """A backend that tells what it is about to do: when a kernel hangs or faults, the last line names it."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from atlas_core.contracts.backend import Capabilities, DeviceFacts, GpuBackend, Launch
@@ -22,7 +22,8 @@ class TraceBackend:
     """Passes everything on to ``inner``; each launch, and each launch of a graph, is told to ``sink`` first."""
 
     def __init__(self, inner: GpuBackend, sink: Sink) -> None:
-        self.capabilities: Capabilities = inner.capabilities
+        # Launches that move a step's inputs and results would not be told of: copies are.
+        self.capabilities: Capabilities = replace(inner.capabilities, host_link=False)
         self._inner = inner
         self._sink = sink
         self._captures: dict[int, list[str]] = {}

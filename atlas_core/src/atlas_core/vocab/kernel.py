@@ -28,17 +28,17 @@ class Param:
 
 @dataclass(frozen=True, slots=True)
 class TensorMap:
-    """A row-major matrix in device memory, of which a copy engine brings one box at a time into shared memory.
+    """An array in device memory, without gaps, of which a copy engine brings one box at a time into shared memory.
 
-    ``address`` is a multiple of 16, as are the bytes of a row of ``width`` elements of ``itemsize`` bytes. A box has ``box_rows`` rows of
-    128 bytes, swizzled by 16-byte pieces; what of it lies outside the matrix becomes zeros. (CUDA: cuTensorMapEncodeTiled.)
+    ``shape`` and ``box`` are outermost first. ``address`` is a multiple of 16, as are the bytes of a row of elements of ``itemsize`` bytes;
+    a box has rows of 128 bytes, swizzled by 16-byte pieces, and what of it lies outside the array becomes zeros. (CUDA:
+    cuTensorMapEncodeTiled.)
     """
 
     address: int
-    rows: int
-    width: int
+    shape: tuple[int, ...]
+    box: tuple[int, ...]
     itemsize: int
-    box_rows: int
 
 
 @dataclass(frozen=True, slots=True)

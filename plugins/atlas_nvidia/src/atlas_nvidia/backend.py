@@ -1,19 +1,20 @@
 """GpuBackend of one NVIDIA GPU, by the CUDA driver interface. Kernels are cubins of this exact architecture, never PTX."""
 
 import ctypes
+import operator
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 from cuda.bindings import driver as cuda
 
-from atlas_core.contracts.backend import Capabilities, DeviceFacts, GpuBackend, Launch
+from atlas_core.contracts.backend import Capabilities, DeviceFacts, GpuBackend, HostRing, Launch, StepResults
 from atlas_core.kernels.library import KernelLibrary
 from atlas_core.vocab.errors import BudgetError, DeviceError, KernelError, UsageError
-from atlas_core.vocab.kernel import Arg, Geometry, LaunchAttrs, TensorMap
+from atlas_core.vocab.kernel import Arg, Geometry, LaunchAttrs, TensorMap, i32, ptr
 from atlas_nvidia.driver import Device, checked, device, failure
 from atlas_nvidia.launch import (
-    BOX_BYTES,
     CudaKernel,
     CudaLaunch,
     Limits,
@@ -25,6 +26,7 @@ from atlas_nvidia.launch import (
 _PORTABLE_CLUSTER = 8
 _ALL_SHARED = 100
 """Per cent of a processor's L1 memory that serve as shared memory: as many as the device allows."""
+_ONE_BLOCK = Geometry((1, 1, 1), (256, 1, 1))
 _DEFAULT_SHARED = 48 * 1024
 """Dynamic shared memory that a function may use without being told (CUDA programming guide, compute capabilities)."""
 
@@ -49,10 +51,15 @@ def _address(memory: memoryview | bytes) -> tuple[int, int]:
 
 
 class CudaBackend:
-    """See contracts.backend.GpuBackend. Uses the device's primary context; streams do not wait for the default stream."""
+    """See contracts.backend.GpuBackend and HostLink. Uses the device's primary context; streams do not wait for the default stream."""
 
     capabilities = Capabilities(
-        asynchronous=True, bucketed=True, unified_memory=False, programmatic_launch=True, event_timing=True
+        asynchronous=True,
+        bucketed=True,
+        unified_memory=False,
+        programmatic_launch=True,
+        event_timing=True,
+        host_link=True,
     )
 
     def __init__(self, library: KernelLibrary, gpu: Device) -> None:
@@ -222,6 +229,17 @@ class CudaBackend:
         if status != cuda.CUresult.CUDA_SUCCESS:
             raise failure(status, f"Launching {launch.description}")
 
+    def prepare_fetch(self, ring: HostRing, target: int, fixed: int) -> CudaLaunch:
+        """See HostLink. Page-locked memory has one address on both sides."""
+        args = (*_ring(ring), ptr(target), i32(fixed))
+        return self.prepare_launch(self.kernel("link", "fetch"), _ONE_BLOCK, args)
+
+    def prepare_deliver(self, ring: HostRing, results: StepResults) -> CudaLaunch:
+        """See HostLink."""
+        given = (ptr(a) for a in (results.counts, results.sampled, results.values, results.ids))
+        args = (*given, *_ring(ring), i32(results.rows), i32(results.wide))
+        return self.prepare_launch(self.kernel("link", "deliver"), _ONE_BLOCK, args, LaunchAttrs(overlap=True))
+
     def _allow_shared(self, kernel: CudaKernel, nbytes: int) -> None:
         """Raise the function's bound on dynamic shared memory when this launch needs more than any before."""
         key = int(kernel.function)
@@ -317,21 +335,28 @@ class CudaBackend:
         cuda.cuDevicePrimaryCtxRelease(self._gpu.handle)
 
 
-def _encode(matrix: TensorMap) -> tuple[int, Any]:
+def _ring(ring: HostRing) -> tuple[Arg, ...]:
+    """Where the places lie, how many words apart, how many, and which is next."""
+    address, _ = _address(ring.memory)
+    return ptr(address), i32(ring.stride // 4), i32(ring.places), ptr(ring.turn)
+
+
+def _encode(array: TensorMap) -> tuple[int, Any]:
     """The driver's tensor map and its address: elements as unsigned integers of their size, which zeros are too."""
-    types, size = cuda.CUtensorMapDataType, matrix.itemsize
+    types, size = cuda.CUtensorMapDataType, array.itemsize
     kind = {
         1: types.CU_TENSOR_MAP_DATA_TYPE_UINT8, 2: types.CU_TENSOR_MAP_DATA_TYPE_UINT16, 4: types.CU_TENSOR_MAP_DATA_TYPE_UINT32,
     }[size]  # fmt: skip
-    extents, boxes = (matrix.width, matrix.rows), (BOX_BYTES // size, matrix.box_rows)
+    extents, boxes = array.shape[::-1], array.box[::-1]  # the driver's order is innermost first
+    strides = [size * n for n in accumulate(extents[:-1], operator.mul)]
     encoded = cuda.cuTensorMapEncodeTiled(
-        kind, 2, matrix.address, [cuda.cuuint64_t(n) for n in extents], [cuda.cuuint64_t(matrix.width * size)],
-        [cuda.cuuint32_t(n) for n in boxes], [cuda.cuuint32_t(1)] * 2,
+        kind, len(extents), array.address, [cuda.cuuint64_t(n) for n in extents], [cuda.cuuint64_t(n) for n in strides],
+        [cuda.cuuint32_t(n) for n in boxes], [cuda.cuuint32_t(1)] * len(extents),
         cuda.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE, cuda.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
         cuda.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
         cuda.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
     )  # fmt: skip
-    made = checked(encoded, f"Describing {matrix} to the copy engine")
+    made = checked(encoded, f"Describing {array} to the copy engine")
     return int(made.getPtr()), made
 
 

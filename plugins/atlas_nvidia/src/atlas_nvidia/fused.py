@@ -182,10 +182,31 @@ LINEAR_ATTENTION_STEP = FusedOp(
 """All of linear attention between its projections."""
 
 
+_ROWS = {"sample_row": "sample_row", "row_slot": "row_slot", "slots": "slots"}
+
+PROCESS_SAMPLE = FusedOp(
+    "process_sample",
+    (
+        FusedCall(
+            "process_logits",
+            {"logits": "logits", **_ROWS, "penalty": "penalty", "mask": "mask", "y": "processed"},
+            {"slot_stride": "slot_stride", "bias_start": "bias_start"},
+        ),
+        FusedCall(
+            "sample",
+            {"logits": "processed", **_ROWS, "cu_q": "cu_q", "sampled": "sampled"},
+            {"slot_stride": "slot_stride"},
+        ),
+    ),
+    ("sampled",),
+)
+"""Logits that nothing changes need not be written again."""
+
+
 def fused_ops() -> list[FusedOp]:
     """All of them."""
     return [
         NORM_QKV_ROPE_APPEND, NORM_QKV_BIAS_ROPE_APPEND, NORM_QKV_HEADS_ROPE_APPEND, HEADS_ROPE_APPEND, NORM_GATE_UP_SILU,
         LINEAR_ADD, NORM_ROUTE, MOE_EXPERTS_ADD, MOE_SHARED_ADD, NORM_LINEARS,
-        LINEAR_ATTENTION_STEP, CONV_L2_NORM,
+        LINEAR_ATTENTION_STEP, CONV_L2_NORM, PROCESS_SAMPLE,
     ]  # fmt: skip

@@ -55,13 +55,16 @@ def check_arguments(kernel: str, params: Sequence[Param], args: Sequence[Arg]) -
             raise KernelError(f"{param.name} of {kernel} is {param.type}", f"{arg.value} does not fit", _FAULT)
 
 
-def _unfit(matrix: TensorMap) -> str:
-    """Why the copy engine cannot take boxes of this matrix (CUDA driver API, cuTensorMapEncodeTiled); empty when it can."""
-    if matrix.itemsize not in MAP_ITEMS:
-        return f"elements have {matrix.itemsize} bytes, not 1, 2 or 4"
-    if matrix.address % 16 or matrix.width * matrix.itemsize % 16:
-        return f"at {matrix.address:#x}, rows of {matrix.width * matrix.itemsize} bytes: both must be multiples of 16"
-    return "" if 0 < matrix.box_rows <= 256 else f"a box of {matrix.box_rows} rows, from 1 to 256"
+def _unfit(array: TensorMap) -> str:
+    """Why the copy engine cannot take boxes of this array (CUDA driver API, cuTensorMapEncodeTiled); empty when it can."""
+    row = array.shape[-1] * array.itemsize
+    if array.itemsize not in MAP_ITEMS:
+        return f"elements have {array.itemsize} bytes, not 1, 2 or 4"
+    if array.address % 16 or row % 16:
+        return f"at {array.address:#x}, rows of {row} bytes: both must be multiples of 16"
+    if not 2 <= len(array.shape) == len(array.box) <= 5 or any(not 0 < n <= 256 for n in array.box):
+        return f"a box of {array.box} out of {array.shape}: 2 to 5 dimensions, from 1 to 256 each"
+    return "" if array.box[-1] * array.itemsize == BOX_BYTES else f"a row of a box has {BOX_BYTES} bytes"
 
 
 MAP_ITEMS = (1, 2, 4)

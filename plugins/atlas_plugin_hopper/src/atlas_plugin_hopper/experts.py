@@ -50,13 +50,13 @@ class SortedByEngine(Sorted):
         most = self.most(need)
 
         def matrix(name: str, rows: int, width: int, box: int) -> Arg:
-            return tensor_map(TensorMap(context.operands[name].address, experts * rows, width, 2, box))
+            return tensor_map(TensorMap(context.operands[name].address, (experts * rows, width), (box, DEPTH), 2))
 
         def geometry(columns: int) -> Geometry:
             return Geometry((min(most * columns, context.workers), 1, 1), (THREADS, 1, 1), self.gemm_shared())
 
         gate_up, down = self.gemm_entries
-        between = tensor_map(TensorMap(int(inner.value), self.choices(need), size, 2, TOKENS))
+        between = tensor_map(TensorMap(int(inner.value), (self.choices(need), size), (TOKENS, DEPTH), 2))
         return (
             *self.launch_of(
                 context, self.gemm, gate_up, geometry(-(-size // (ROWS // 2))),

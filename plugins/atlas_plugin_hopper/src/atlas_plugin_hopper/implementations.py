@@ -6,6 +6,7 @@ from atlas_nvidia.implementations.moe import SORTED
 from atlas_plugin_hopper.experts import SortedByEngine
 from atlas_plugin_hopper.prefill import TILES, WarpgroupPrefill
 from atlas_plugin_hopper.prompts import CopiedByEngine
+from atlas_plugin_hopper.skinny import skinny
 
 
 def implementations() -> list[OpImplementation]:
@@ -13,4 +14,4 @@ def implementations() -> list[OpImplementation]:
     attention = [WarpgroupPrefill(head_dim, element) for element in ELEMENTS for head_dim in TILES]
     products = [CopiedByEngine(residual, element) for element in ELEMENTS for residual in (False, True)]
     experts = [SortedByEngine(op, element) for element in ELEMENTS for op in SORTED]
-    return [*attention, *products, *experts]
+    return [*attention, *products, *experts, *skinny()]

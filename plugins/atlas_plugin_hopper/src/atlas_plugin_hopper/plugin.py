@@ -5,7 +5,7 @@ from atlas_core.hookspecs import hookimpl
 
 
 class Hopper:
-    """Hardware ``hopper`` extends ``nvidia``: implementations, fused ops and all kernels but those that use wgmma come from there."""
+    """Hardware ``hopper`` extends ``nvidia``: what wgmma and the copy engine do better is its own."""
 
     @hookimpl
     def atlas_gpu_backend(self) -> GpuBackendDecl:
@@ -17,6 +17,7 @@ class Hopper:
             probe="atlas_nvidia.probe:probe_sm90",
             kernel_roots=(KernelRoot("atlas_plugin_hopper"),),
             implementations="atlas_plugin_hopper.implementations:implementations",
+            fused="atlas_plugin_hopper.fused:fused_ops",
         )
 
 

@@ -47,8 +47,8 @@ class CopiedByEngine(Linear):
         pairs = _pairs_of_tiles(tokens, rows)
         shared = STAGES * (TOKENS + ROWS) * DEPTH * 2
         geometry = Geometry((PEERS * min(pairs, context.workers // PEERS), 1, 1), (THREADS, 1, 1), shared)
-        x = TensorMap(context.operands["x"].address, tokens, width, 2, TOKENS)
-        weight = TensorMap(context.operands["weight"].address, rows, width, 2, ROWS // PEERS)
+        x = TensorMap(context.operands["x"].address, (tokens, width), (TOKENS, DEPTH), 2)
+        weight = TensorMap(context.operands["weight"].address, (rows, width), (ROWS // PEERS, DEPTH), 2)
         residual = context.operands["residual"].address if self.residual else 0
         args = [
             ptr(context.counts), live_word(need.operands["x"]), tensor_map(x), tensor_map(weight), ptr(residual),

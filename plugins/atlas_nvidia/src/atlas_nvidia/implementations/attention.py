@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from atlas_core.contracts.backend import Launch
 from atlas_core.contracts.ops import BindContext, KVLayout, OpImplementation, OpNeed
 from atlas_core.vocab.dtype import DType
-from atlas_core.vocab.kernel import Arg, Geometry, f32, i32, ptr
+from atlas_core.vocab.kernel import Arg, Geometry, LaunchAttrs, f32, i32, ptr
 from atlas_core.vocab.verdict import Verdict
 from atlas_nvidia.implementations.base import (
     ELEMENTS,
@@ -23,6 +23,8 @@ GROUPS: Mapping[DType, Mapping[int, tuple[int, ...]]] = {
     DType.F16: {32: (4,), 64: (4, 8), 128: (4, 8), 256: (8,)},
 }
 """Instances of paged_decode: query heads that a cluster takes at once, by type and head size."""
+MANY: Mapping[DType, Mapping[int, tuple[int, ...]]] = {DType.BF16: {128: (4, 8)}}
+"""Those of them that exist with fewer warps as well, for more blocks than the machine holds at once."""
 KEY_TILE = 16
 """Keys that a warp takes at once; a tile must not cross a page."""
 RINGS: Mapping[int, tuple[tuple[int, int], ...]] = {256: ((4, 2), (4, 1))}
@@ -30,6 +32,8 @@ RINGS: Mapping[int, tuple[tuple[int, int], ...]] = {256: ((4, 2), (4, 1))}
 RING = (8, 2)
 KEYS: Mapping[int, int] = {256: 16}
 """Keys that paged_prefill takes at once, by head size, where not 64: registers hold queries and results besides."""
+MANY_RING = (4, 3)
+"""The same of instances named *_many: two blocks a processor keep as much in flight together as one of RING."""
 MAX_SPLITS = 8
 """Blocks of a cluster that every device with clusters can hold together."""
 
@@ -132,6 +136,8 @@ class Decode(Attention):
         self.name = f"paged_decode_{head_dim}_{group}" + (f"_{self.stages}" if self._order else "")
         self.module = "paged_decode" if (head_dim, group) == (128, 4) else self.name
         super().__init__(element)
+        if group in MANY.get(element, {}).get(head_dim, ()):
+            self.kernels = ((self.module, self.entry), (f"{self.name}_many", self.entry))
 
     def supports(self, need: OpNeed) -> Verdict:
         """See OpImplementation. The rank depends on the number of query heads a key head."""
@@ -149,9 +155,9 @@ class Decode(Attention):
             reasons.append(f"it is for heads of {self.head_dim}, not {need.attrs['head_dim']}")
         if need.max_query != 1:
             reasons.append(f"sequences bring up to {need.max_query} tokens, and it takes one")
-        if self._shared() > shared_limit(need):
+        if self._shared(self.warps, self.stages) > shared_limit(need):
             reasons.append(
-                f"it needs {self._shared()} bytes of shared memory, and {need.arch} has {shared_limit(need)}"
+                f"it needs {self._shared(self.warps, self.stages)} bytes of shared memory, and {need.arch} has {shared_limit(need)}"
             )
         return reasons
 
@@ -162,13 +168,18 @@ class Decode(Attention):
         splits = 1
         while splits < MAX_SPLITS and tiles * need.sequences * splits * 2 <= context.workers:
             splits *= 2
-        geometry = Geometry((splits, tiles, need.sequences), (self.warps * 32, 1, 1), self._shared())
-        return self.launch(context, geometry, self.arguments(need, context), cluster=(splits, 1, 1))
+        # Blocks that do not all fit at once follow each other better when a processor holds two.
+        many = tiles * need.sequences >= 2 * context.workers and len(self.kernels) > 1
+        warps, stages = MANY_RING if many else (self.warps, self.stages)
+        geometry = Geometry((splits, tiles, need.sequences), (warps * 32, 1, 1), self._shared(warps, stages))
+        kernel = context.backend.kernel(*self.kernels[many])
+        attrs = LaunchAttrs(overlap=True, cluster=(splits, 1, 1))
+        return (context.backend.prepare_launch(kernel, geometry, self.arguments(need, context), attrs),)
 
-    def _shared(self) -> int:
+    def _shared(self, warps: int, stages: int) -> int:
         """Bytes of the kernel's struct Shared: stages of keys and values (later sums of warps), queries, sums of blocks."""
-        dim, group, warps = self.head_dim, self.group, self.warps
-        ring = max(warps * self.stages * 2 * KEY_TILE * dim * 2, 4 * warps * group * dim)
+        dim, group = self.head_dim, self.group
+        ring = max(warps * stages * 2 * KEY_TILE * dim * 2, 4 * warps * group * dim)
         return ring + 4 * (4 * dim + warps * KEY_TILE * 8 + 3 * warps * 8 + 16 * MAX_SPLITS + group * dim)
 
 
@@ -207,7 +218,7 @@ class Prefill(Attention):
 
 
 def _of(element: DType) -> list[OpImplementation]:
-    decode = [
+    decode: list[OpImplementation] = [
         Decode(dim, group, element, ring)
         for dim, groups in GROUPS[element].items()
         for group in groups

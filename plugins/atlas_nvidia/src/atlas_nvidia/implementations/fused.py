@@ -20,7 +20,7 @@ from atlas_nvidia.implementations.base import (
     unbounded,
     vector_type,
 )
-from atlas_nvidia.implementations.linear import ROWS, THREADS, streaming_bytes
+from atlas_nvidia.implementations.linear import DEPTH, ROWS, SHORT, THREADS, streaming_bytes, too_large
 
 COLUMNS = 8
 MAX_CLUSTER = 8
@@ -29,17 +29,23 @@ MOST_TILES = 4
 """Tiles of a head that a block keeps until the head is complete (norm_qkv.cu)."""
 
 
-def norm_bytes(width: int, capacity: int) -> int:
+def norm_bytes(width: int, capacity: int, depth: int = DEPTH) -> int:
     """Shared memory of a streaming kernel that normalises ``capacity`` columns of ``width`` first (gemv.cuh)."""
     stride = -(-width // 64) * 64 + 32
-    return streaming_bytes(COLUMNS) + 2 * capacity * stride + 4 * width + 4 * 8 * COLUMNS
+    return streaming_bytes(COLUMNS, depth) + 2 * capacity * stride + 4 * width + 4 * 8 * COLUMNS
 
 
 class _Normed(Implementation):
-    """A norm of the residual stream and products with matrices that all read it."""
+    """A norm of the residual stream and products with matrices that all read it; ``short`` is for small ones."""
 
     matrices: tuple[str, ...]
     rank = 50
+
+    def __init__(self, element: DType, *, short: bool = False) -> None:
+        self.short = short
+        if short:
+            self.name, self.module, self.rank = f"{self.name}_short", f"{self.module}_short", self.rank + 1
+        super().__init__(element)
 
     def refusals(self, need: OpNeed) -> list[str]:
         """See Implementation."""
@@ -49,6 +55,8 @@ class _Normed(Implementation):
             *ragged(need, "x"), *unbounded(need, "x"),
             *(reason for name in self.matrices for reason in not_stored(need, name, self.element.value)),
         ]  # fmt: skip
+        if self.short:
+            reasons += [reason for name in self.matrices for reason in too_large(need.operands[name].shape)]
         if tokens > COLUMNS:
             reasons.append(f"it takes at most {COLUMNS} tokens, not {tokens}")
         elif self.shared(need) > shared_limit(need):
@@ -57,12 +65,14 @@ class _Normed(Implementation):
 
     def geometry(self, need: OpNeed, context: BindContext, tiles: int) -> Geometry:
         """One block a processor, or one a tile."""
-        return Geometry((min(tiles, context.workers), 1, 1), (THREADS, 1, 1), self.shared(need))
+        return Geometry(
+            (tiles if self.short else min(tiles, context.workers), 1, 1), (THREADS, 1, 1), self.shared(need)
+        )
 
     def shared(self, need: OpNeed) -> int:
         """Bytes of shared memory."""
         tokens, width = need.operands["x"].shape
-        return norm_bytes(width, tokens)
+        return norm_bytes(width, tokens, SHORT if self.short else DEPTH)
 
 
 class NormQkvRopeAppend(_Normed):
@@ -211,8 +221,13 @@ class NormLinears(_Normed):
         return self.launch(context, self.geometry(need, context, sum(rows) // ROWS), args)
 
 
+_ANY: tuple[type[_Normed], ...] = (
+    NormQkvRopeAppend, NormQkvBiasRopeAppend, NormQkvHeadsRopeAppend, NormGateUpSilu, NormLinears,
+)  # fmt: skip
+_SHORT: tuple[type[_Normed], ...] = (NormQkvRopeAppend, NormGateUpSilu)
 ALL: tuple[OpImplementation, ...] = tuple(
-    make(element)
+    make(element, short=short)
     for element in ELEMENTS
-    for make in (NormQkvRopeAppend, NormQkvBiasRopeAppend, NormQkvHeadsRopeAppend, NormGateUpSilu, NormLinears)
+    for short, made in ((False, _ANY), (True, _SHORT))
+    for make in made
 )

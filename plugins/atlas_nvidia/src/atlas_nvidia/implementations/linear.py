@@ -29,6 +29,10 @@ DEPTH = 8
 """Chunks of weights that a warp keeps in flight (GEMV_DEPTH): 128 KiB a processor."""
 _DEPTHS = {8: DEPTH, 16: 5, 32: 3}
 """By columns: what shared memory holds beside the columns and their sums."""
+SHORT = 3
+"""GEMV_DEPTH of instances for small matrices: all of a block's weights, and room for the blocks of several launches on a processor."""
+SHORT_WIDTH, SHORT_ROWS = SHORT * 8 * 64, 4096
+"""What such a matrix has at most: a tile is SHORT chunks a warp, every tile a block."""
 MAX_SPLITS, MIN_STEPS = 8, 4
 """Blocks of a cluster that every device can hold together, and what is left to each of them (gemm.cuh)."""
 _STAGES = {64: 4, 128: 3}
@@ -38,6 +42,14 @@ _STAGES = {64: 4, 128: 3}
 def streaming_bytes(columns: int, depth: int = DEPTH) -> int:
     """Shared memory of a streaming kernel without its columns: 8 warps' rings of 2 KiB chunks, their sums two tiles deep."""
     return 8 * depth * 2048 + 2 * 8 * ROWS * columns * 4
+
+
+def too_large(shape: tuple[int, ...]) -> list[str]:
+    """Why a matrix is none of the small ones whose rows and summed dimension these are; no reason when it is."""
+    rows, width = shape
+    if width <= SHORT_WIDTH and rows <= SHORT_ROWS:
+        return []
+    return [f"it is for matrices of up to {SHORT_ROWS} rows of {SHORT_WIDTH}, not {rows} of {width}"]
 
 
 class Linear(Implementation):
@@ -73,19 +85,22 @@ class Linear(Implementation):
 
 
 class Streamed(Linear):
-    """Up to ``columns`` tokens: bound by the speed at which weights arrive. Fewer columns rank higher."""
+    """Up to ``columns`` tokens: bound by the speed at which weights arrive. Fewer columns rank higher, and ``short`` for small matrices."""
 
     entry = "linear_gemv"
 
-    def __init__(self, columns: int, residual: bool, element: DType = DType.BF16) -> None:
+    def __init__(self, columns: int, residual: bool, element: DType = DType.BF16, *, short: bool = False) -> None:
         self.columns = columns
-        self.rank = 100 - columns
-        module = "linear_gemv" if columns == 8 else f"linear_gemv_{columns}"
-        super().__init__(residual, f"gemv_{columns}", module, element)
+        self.short = short
+        self.rank = 100 - columns + short
+        variant = f"gemv_{columns}{'_short' if short else ''}"
+        super().__init__(residual, variant, f"linear_{variant}".removesuffix("_8"), element)
 
     def refusals(self, need: OpNeed) -> list[str]:
         """See Implementation."""
         reasons = super().refusals(need)
+        if self.short:
+            reasons += too_large(need.operands["weight"].shape)
         if need.operands["x"].shape[0] > self.columns:
             reasons.append(f"it takes at most {self.columns} tokens, not {need.operands['x'].shape[0]}")
         elif self._shared(need) > shared_limit(need):
@@ -98,11 +113,12 @@ class Streamed(Linear):
         """See OpImplementation."""
         tiles = -(-need.operands["weight"].shape[0] // ROWS)
         # One block a processor, so that the successor's blocks go to one processor each as well.
-        geometry = Geometry((min(tiles, context.workers), 1, 1), (THREADS, 1, 1), self._shared(need))
+        blocks = tiles if self.short else min(tiles, context.workers)
+        geometry = Geometry((blocks, 1, 1), (THREADS, 1, 1), self._shared(need))
         return self.launch(context, geometry, self.arguments(need, context, i32(need.operands["x"].shape[0])))
 
     def _shared(self, need: OpNeed) -> int:
-        depth = _DEPTHS[self.columns]
+        depth = SHORT if self.short else _DEPTHS[self.columns]
         return streaming_bytes(self.columns, depth) + 8 * depth * 128 * need.operands["x"].shape[0]
 
 
@@ -169,6 +185,7 @@ ALL: tuple[OpImplementation, ...] = tuple(
     for residual in (False, True)
     for make in (
         *(Streamed(columns, residual, element) for columns in (8, 16, 32)),
+        Streamed(8, residual, element, short=True),
         *(Tiled(edge, residual, element) for edge in (64, 128)),
     )
 )

@@ -16,20 +16,19 @@ logprobs(const int32_t* counts, const float* logits, const int32_t* sampled, con
     wait_for_predecessor();
     const int index = blockIdx.x / ROW_BLOCKS;
     if (index >= counts[ATLAS_ROWS]) return;
-    RowCluster row(shared, vocabulary);
     const int step_row = sample_row[index];
     const int64_t slot = step_row < 0 ? 0 : static_cast<int64_t>(row_slot[step_row]) * slot_stride;
     const bool given = scored[2 * index] >= 0;
     const int wanted = given ? scored[2 * index + 1] : step_row < 0 ? -1 : slots[slot + ATLAS_LOGPROBS];
-    if (row.leader()) {
-        for (int place = wanted < 0 ? 0 : 1 + wanted; place < PLACES; ++place) {
-            values[index * PLACES + place] = 0.0f;
-            ids[index * PLACES + place] = -1;
-        }
+    const int place = threadIdx.x;
+    if (blockIdx.x % ROW_BLOCKS == 0 && place >= (wanted < 0 ? 0 : 1 + wanted) && place < PLACES) {
+        values[index * PLACES + place] = 0.0f;
+        ids[index * PLACES + place] = -1;
     }
     if (wanted < 0) return;
+    RowCluster row(shared, vocabulary);
     const float* mine = logits + static_cast<int64_t>(index) * vocabulary;
-    uint64_t best = row.over<Max>([&](int id) { return candidate(mine[id], id); });
+    uint64_t best = row.best(mine, vocabulary);
     const float largest = candidate_value(best);
     // In units of 2^-40 of the largest mass, so that the sum is exact and independent of order.
     const uint64_t total = row.over<Sum>([&](int id) {
@@ -41,12 +40,12 @@ logprobs(const int32_t* counts, const float* logits, const int32_t* sampled, con
         ids[index * PLACES] = token;
         values[index * PLACES] = mine[token] - largest - log_total;
     }
-    for (int place = 1; place <= min(wanted, PLACES - 1); ++place) {
+    for (int rank = 1; rank <= min(wanted, PLACES - 1); ++rank) {
         if (row.leader()) {
-            ids[index * PLACES + place] = candidate_id(best);
-            values[index * PLACES + place] = candidate_value(best) - largest - log_total;
+            ids[index * PLACES + rank] = candidate_id(best);
+            values[index * PLACES + rank] = candidate_value(best) - largest - log_total;
         }
-        if (place < wanted) {
+        if (rank < wanted) {
             best = row.over<Max>([&](int id) -> uint64_t {
                 const uint64_t c = candidate(mine[id], id);
                 return c < best ? c : 0;

@@ -1,5 +1,5 @@
-// Bias, mask and penalties, CHUNK tokens of one row a block. Every operation is rounded by itself, as in the reference.
-#include "device.cuh"
+// Bias, mask and penalties, CHUNK tokens of one row a block; with skip_plain only of rows that have any. Every operation is rounded by itself, as in the reference.
+#include "logits.cuh"
 
 using namespace atlas;
 
@@ -10,7 +10,7 @@ constexpr int CHUNK = 2048, PROMPT_BIT = 1 << 30;
 extern "C" __global__ void __launch_bounds__(256)
 process_logits(const int32_t* counts, const float* logits, const int32_t* sample_row, const int32_t* row_slot,
                const int32_t* slots, const int32_t* penalty, const uint32_t* mask, float* y, int32_t vocabulary,
-               int32_t slot_stride, int32_t bias_start) {
+               int32_t slot_stride, int32_t bias_start, int32_t skip_plain) {
     __shared__ float value[CHUNK];
     admit_successor();
     wait_for_predecessor();
@@ -19,6 +19,7 @@ process_logits(const int32_t* counts, const float* logits, const int32_t* sample
     const float* from = logits + static_cast<int64_t>(index) * vocabulary;
     float* to = y + static_cast<int64_t>(index) * vocabulary;
     const int row = sample_row[index];
+    if (skip_plain && (row < 0 || plain_logits(slots + static_cast<int64_t>(row_slot[row]) * slot_stride))) return;
     if (row < 0) {
         for (int id = first + threadIdx.x; id < end; id += blockDim.x) to[id] = from[id];
         return;

@@ -42,7 +42,8 @@ class RowCluster {
   public:
     __device__ RowCluster(RowShared& shared, int vocabulary)
         : shared_(shared), cluster_(cooperative_groups::this_cluster()), phase_(0) {
-        const int rank = cluster_.block_rank(), each = (vocabulary + ROW_BLOCKS - 1) / ROW_BLOCKS;
+        // Whole vectors, as far as there are any.
+        const int rank = cluster_.block_rank(), each = (vocabulary + 4 * ROW_BLOCKS - 1) / (4 * ROW_BLOCKS) * 4;
         first_ = min(rank * each, vocabulary) + threadIdx.x;
         end_ = min((rank + 1) * each, vocabulary);
         // Nobody writes into the shared memory of a block that has not begun.
@@ -56,6 +57,39 @@ class RowCluster {
     __device__ uint64_t over(Value value) {
         uint64_t result = 0;
         for (int id = first_; id < end_; id += ROW_THREADS) result = Reduce::of(result, value(id));
+        return all<Reduce>(result);
+    }
+
+    // The best candidate of a row of logits, which begins at a multiple of 16 bytes when its length is one of 4 logits.
+    __device__ uint64_t best(const float* logits, int vocabulary) {
+        if (vocabulary % 4 != 0) return over<Max>([&](int id) { return candidate(logits[id], id); });
+        uint64_t result = 0;
+        const int start = first_ - static_cast<int>(threadIdx.x);
+#pragma unroll 8
+        for (int id = start + 4 * threadIdx.x; id < end_; id += 4 * ROW_THREADS) {
+            const float4 v = *reinterpret_cast<const float4*>(logits + id);
+            const uint64_t first = Max::of(candidate(v.x, id), candidate(v.y, id + 1));
+            const uint64_t second = Max::of(candidate(v.z, id + 2), candidate(v.w, id + 3));
+            result = Max::of(result, Max::of(first, second));
+        }
+        return all<Max>(result);
+    }
+
+    // The largest t < 2^BITS for which reach(t) ≥ goal, where reach falls with t and reach(0) ≥ goal.
+    template <int BITS, class Reach>
+    __device__ uint32_t largest(uint64_t goal, Reach reach) {
+        uint32_t result = 0;
+        for (int bit = BITS - 1; bit >= 0; --bit) {
+            const uint32_t attempt = result | 1u << bit;
+            if (reach(attempt) >= goal) result = attempt;
+        }
+        return result;
+    }
+
+  private:
+    // Of what every thread of the cluster has found.
+    template <class Reduce>
+    __device__ uint64_t all(uint64_t result) {
 #pragma unroll
         for (int distance = WARP / 2; distance > 0; distance /= 2) {
             result = Reduce::of(result, __shfl_xor_sync(~0u, result, distance));
@@ -76,18 +110,6 @@ class RowCluster {
         return result;
     }
 
-    // The largest t < 2^BITS for which reach(t) ≥ goal, where reach falls with t and reach(0) ≥ goal.
-    template <int BITS, class Reach>
-    __device__ uint32_t largest(uint64_t goal, Reach reach) {
-        uint32_t result = 0;
-        for (int bit = BITS - 1; bit >= 0; --bit) {
-            const uint32_t attempt = result | 1u << bit;
-            if (reach(attempt) >= goal) result = attempt;
-        }
-        return result;
-    }
-
-  private:
     RowShared& shared_;
     cooperative_groups::cluster_group cluster_;
     int phase_, first_, end_;

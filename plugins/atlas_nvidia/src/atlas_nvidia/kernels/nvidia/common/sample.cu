@@ -2,6 +2,7 @@
 // the largest logit + Gumbel noise (Gumbel, 1954; Maddison et al., 2014). Nothing is sorted: a filter is a threshold,
 // found by bisection over the bits of the ordered logits. Probability masses are integers in units of 2^-40 of the
 // largest, so every sum is exact.
+#include "logits.cuh"
 #include "row_cluster.cuh"
 
 using namespace atlas;
@@ -102,22 +103,24 @@ class Chooser {
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(ROW_THREADS, 1)
-sample(const int32_t* counts, const float* logits, const int32_t* sample_row, const int32_t* row_slot,
-       const int32_t* cu_q, const int32_t* slots, int32_t* sampled, int32_t vocabulary, int32_t slot_stride) {
+sample(const int32_t* counts, const float* logits, const float* raw, const int32_t* sample_row,
+       const int32_t* row_slot, const int32_t* cu_q, const int32_t* slots, int32_t* sampled, int32_t vocabulary,
+       int32_t slot_stride) {
     __shared__ RowShared shared;
     admit_successor();
     wait_for_predecessor();
     const int index = blockIdx.x / ROW_BLOCKS;
     if (index >= counts[ATLAS_ROWS]) return;
-    RowCluster row(shared, vocabulary);
     const int step_row = sample_row[index];
     if (step_row < 0) {
-        if (row.leader()) sampled[index] = -1;
+        if (blockIdx.x % ROW_BLOCKS == 0 && threadIdx.x == 0) sampled[index] = -1;
         return;
     }
-    const float* mine = logits + static_cast<int64_t>(index) * vocabulary;
+    RowCluster row(shared, vocabulary);
     const int32_t* slot = slots + static_cast<int64_t>(row_slot[step_row]) * slot_stride;
-    const uint64_t best = row.over<Max>([&](int id) { return candidate(mine[id], id); });
+    // Plain rows have not been processed where there are raw ones.
+    const float* mine = (raw && plain_logits(slot) ? raw : logits) + static_cast<int64_t>(index) * vocabulary;
+    const uint64_t best = row.best(mine, vocabulary);
     int token = candidate_id(best);
     const float temperature = __int_as_float(slot[ATLAS_TEMPERATURE]);
     if (temperature != 0.0f) {

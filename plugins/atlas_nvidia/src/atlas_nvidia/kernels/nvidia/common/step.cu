@@ -18,8 +18,8 @@ __device__ int row_of(const int32_t* cu_q, int sequences, int token) {
     return first;
 }
 
-// One warp, 32 updates at a time: where several name one word the last one wins, as if they were applied in order.
-__device__ void apply_updates(const int2* updates, int count, int32_t* slots) {
+// One warp, 32 updates at a time.
+__device__ void apply_in_order(const int2* updates, int count, int32_t* slots) {
     const int lane = threadIdx.x;
     for (int start = 0; start < count; start += WARP) {
         const bool valid = start + lane < count;
@@ -30,6 +30,18 @@ __device__ void apply_updates(const int2* updates, int count, int32_t* slots) {
     }
 }
 
+// As if they were applied in order: where several name one word the last one wins. Nearly always none do: all threads
+// write at once, and where a word then has another value than its update said, one warp does it again in order.
+__device__ void apply_updates(const int2* updates, int count, int32_t* slots) {
+    for (int i = threadIdx.x; i < count; i += blockDim.x) slots[updates[i].x] = updates[i].y;
+    __syncthreads();
+    bool lost = false;
+    for (int i = threadIdx.x; i < count; i += blockDim.x) {
+        lost |= *reinterpret_cast<volatile int32_t*>(&slots[updates[i].x]) != updates[i].y;
+    }
+    if (__syncthreads_or(lost) && threadIdx.x < WARP) apply_in_order(updates, count, slots);
+}
+
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(1024)
@@ -37,7 +49,7 @@ step_begin(const int32_t* counts, const int32_t* updates, const int32_t* token_i
            const int32_t* row_slot, int32_t* slots, int32_t* penalty, int32_t* tokens, int32_t* positions,
            int32_t* token_row, int32_t slot_stride, int32_t vocabulary) {
     wait_for_predecessor();
-    if (threadIdx.x < WARP) apply_updates(reinterpret_cast<const int2*>(updates), counts[ATLAS_UPDATES], slots);
+    apply_updates(reinterpret_cast<const int2*>(updates), counts[ATLAS_UPDATES], slots);
     __syncthreads();
     const int sequences = counts[ATLAS_SEQUENCES];
     if (sequences == 0) return;

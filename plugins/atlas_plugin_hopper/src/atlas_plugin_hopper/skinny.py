@@ -1,0 +1,349 @@
+"""Products of up to 64 tokens with tiles that the copy engine brings (skinny.cuh)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from atlas_core.contracts.backend import Launch
+from atlas_core.contracts.ops import BindContext, KVLayout, OpImplementation, OpNeed
+from atlas_core.vocab.dtype import DType
+from atlas_core.vocab.kernel import Arg, Geometry, LaunchAttrs, TensorMap, f32, i32, ptr, tensor_map
+from atlas_nvidia.implementations.attention import kv_layout, layer_address, other_cache
+from atlas_nvidia.implementations.base import (
+    ELEMENTS,
+    VECTOR,
+    Implementation,
+    addresses,
+    live_word,
+    no_vector,
+    not_fast,
+    not_stored,
+    other_type,
+    ragged,
+    unbounded,
+    vector_type,
+)
+from atlas_plugin_hopper.tiles import DEPTH, TOKENS, Product
+
+PAIRS = 16
+"""Of dimensions that rotate together, in one group of rows of skinny_qkv."""
+LINEAR_ROWS, GATE_UP_ROWS, QKV_ROWS = (64, 128), (64, 128, 192, 224), (64, 96)
+"""SKINNY_ROWS of the instances: weight rows of a tile."""
+FEW = 8
+"""Tokens that the streaming kernels of every NVIDIA machine take in as few launches."""
+
+
+@dataclass(frozen=True, slots=True)
+class Normed:
+    """Tokens on their way through a norm: a matrix in the element type at ``address``.
+
+    Of tokens that still want the factor of their norm, ``parts`` sums of squares each lie at ``squares``; 0 where it is done.
+    """
+
+    address: int
+    squares: int = 0
+    parts: int = 0
+
+
+class _Skinny(Implementation):
+    """``matrices`` are the weights."""
+
+    module = entry = ""
+    matrices: tuple[str, ...]
+
+    def refusals(self, need: OpNeed) -> list[str]:
+        """See Implementation."""
+        tokens = need.operands["x"].shape[0]
+        rows = {name: need.operands[name].shape[0] for name in self.matrices}
+        reasons = [
+            *not_fast(need, self.element), *ragged(need, "x"), *unbounded(need, "x"),
+            *(reason for name in self.matrices for reason in not_stored(need, name, self.element.value)),
+            *(f"{name} has {n} rows, which is no multiple of {VECTOR}" for name, n in rows.items() if n % VECTOR),
+        ]  # fmt: skip
+        if tokens > TOKENS:
+            reasons.append(f"it takes at most {TOKENS} tokens, not {tokens}")
+        return reasons
+
+
+def _tokens(address: int, shape: tuple[int, int]) -> Arg:
+    return tensor_map(TensorMap(address, shape, (TOKENS, DEPTH), 2))
+
+
+def _matrix(need: OpNeed, context: BindContext, name: str, box_rows: int) -> Arg:
+    shape = need.operands[name].shape
+    return tensor_map(TensorMap(context.operands[name].address, shape, (box_rows, DEPTH), 2))
+
+
+def linear(product: Product, need: OpNeed, context: BindContext, norm: Normed | None = None) -> Launch:
+    """x · weightᵀ into y, on top of ``residual`` where there is one; and what a norm behind it makes of that."""
+    tokens, (rows, width) = need.operands["x"].shape[0], need.operands["weight"].shape
+    tiles = product.tiling(rows, context.workers)
+    geometry, stages = product.plan(tiles, width, context.workers)
+    residual = ptr(context.operands["residual"].address) if "residual" in need.operands else ptr(0)
+    behind = [*addresses(context, "norm_weight"), ptr(norm.address), ptr(norm.squares)] if norm else [ptr(0)] * 3
+    args = [
+        ptr(context.counts), live_word(need.operands["x"]), _tokens(context.operands["x"].address, (tokens, width)),
+        _matrix(need, context, "weight", tiles.rows), residual, *addresses(context, "y"), *behind, i32(rows), i32(width), i32(stages),
+        i32(int(need.operands["y"].dtype is DType.F32)), vector_type(need, "norm_weight") if norm else i32(0),
+    ]  # fmt: skip
+    return product.launch(context, tiles, geometry, args)
+
+
+def gate_up(product: Product, need: OpNeed, context: BindContext, x: Normed, y: str) -> Launch:
+    """SwiGLU of both products into ``y``."""
+    tokens, (rows, width) = need.operands["x"].shape[0], need.operands["gate_weight"].shape
+    tiles = product.tiling(rows, context.workers)
+    geometry, stages = product.plan(tiles, width, context.workers)
+    weights = (_matrix(need, context, name, tiles.rows // 2) for name in ("gate_weight", "up_weight"))
+    args = [
+        ptr(context.counts), _tokens(x.address, (tokens, width)), *weights, ptr(x.squares), *addresses(context, y), i32(rows),
+        i32(width), i32(stages), i32(x.parts), f32(need.attrs["eps"]),
+    ]  # fmt: skip
+    return product.launch(context, tiles, geometry, args)
+
+
+def qkv(product: Product, need: OpNeed, context: BindContext, x: Normed) -> Launch:
+    """Rotated queries into ``q``, rotated keys and values into pages."""
+    attrs, dim = need.attrs, need.attrs["head_dim"]
+    tokens, width = need.operands["x"].shape[0], need.operands["q_weight"].shape[1]
+    tiles = product.tiling((attrs["q_heads"] + 2 * attrs["kv_heads"]) * dim, context.workers)
+    turns = TOKENS // tiles.splits * (tiles.rows // 2 + 1) * 8
+    geometry, stages = product.plan(tiles, width, context.workers, own=turns, single=True)
+    weights = (
+        # Head, half of its dimensions, pair, summed element: a box has both halves of some pairs.
+        tensor_map(TensorMap(context.operands[name].address, (heads, 2, dim // 2, width), (1, 2, PAIRS, DEPTH), 2))
+        for name, heads in (
+            ("q_weight", attrs["q_heads"]),
+            ("k_weight", attrs["kv_heads"]),
+            ("v_weight", attrs["kv_heads"]),
+        )
+    )
+    names = ("inv_freq", "positions", "token_row", "row_slot", "slots")
+    args = [
+        ptr(context.counts), _tokens(x.address, (tokens, width)), *weights, ptr(x.squares), *addresses(context, *names),
+        layer_address(need, context), *addresses(context, "q"),
+        *(i32(v) for v in (width, attrs["q_heads"], attrs["kv_heads"], dim, attrs["page_tokens"])),
+        i32(attrs["slot_stride"]), i32(attrs["table_offset"]), i32(stages), i32(x.parts), f32(attrs["rope_scale"]), f32(attrs["eps"]),
+    ]  # fmt: skip
+    return product.launch(context, tiles, geometry, args)
+
+
+def _unrotated(need: OpNeed) -> list[str]:
+    half, head_dim = need.operands["inv_freq"].shape[0], need.attrs["head_dim"]
+    if 2 * half == head_dim and half % PAIRS == 0:
+        return []
+    return [f"{2 * half} of {head_dim} dimensions rotate: it rotates whole heads of a multiple of {2 * PAIRS}"]
+
+
+class Linear(_Skinny):
+    """Both ops: ``residual`` tells whether a sum with the residual stream follows."""
+
+    matrices = ("weight",)
+    rank = 75
+
+    def __init__(self, element: DType, *, residual: bool) -> None:
+        self.residual = residual
+        self.op = "linear_add" if residual else "linear"
+        self.name = f"{self.op}_skinny"
+        super().__init__(element)
+        self.product = Product("skinny_linear", LINEAR_ROWS, element)
+        self.kernels = self.product.kernels
+
+    def refusals(self, need: OpNeed) -> list[str]:
+        """See Implementation."""
+        reasons = [*super().refusals(need), *other_type(need, self.element, "x")]
+        if self.residual:
+            reasons += other_type(need, DType.F32, "residual", "y")
+        elif need.operands["y"].dtype not in (self.element, DType.F32):
+            reasons.append(f"y is {need.operands['y'].dtype.value}, neither {self.element.value} nor f32")
+        return reasons
+
+    def bind(self, need: OpNeed, context: BindContext) -> Sequence[Launch]:
+        """See OpImplementation."""
+        return (linear(self.product, need, context),)
+
+
+class _BehindNorm(_Skinny):
+    """A norm of the residual stream, then products that all read it: two launches, the normalised tokens lie in scratch."""
+
+    rank = 30
+
+    def __init__(self, element: DType) -> None:
+        super().__init__(element)
+        self.norm = "rms_norm" if element is DType.BF16 else f"rms_norm_{element.value}"
+        self.product = self.products(element)
+        self.kernels = [*self.product.kernels, (self.norm, "rms_norm")]
+
+    def products(self, element: DType) -> Product:
+        """The kernel of the second launch."""
+        raise NotImplementedError
+
+    def refusals(self, need: OpNeed) -> list[str]:
+        """See Implementation."""
+        return [*super().refusals(need), *other_type(need, DType.F32, "x"), *no_vector(need, "norm_weight")]
+
+    def scratch_bytes(self, need: OpNeed) -> int:
+        """The normalised tokens."""
+        tokens, width = need.operands["x"].shape
+        return 2 * tokens * width
+
+    def normalise(self, need: OpNeed, context: BindContext) -> tuple[Launch, Normed]:
+        """The norm's launch, and what it leaves."""
+        tokens, width = need.operands["x"].shape
+        args = [
+            ptr(context.counts), live_word(need.operands["x"]), *addresses(context, "x", "norm_weight"),
+            ptr(context.scratch.address), i32(width), f32(need.attrs["eps"]), vector_type(need, "norm_weight"),
+        ]  # fmt: skip
+        kernel, geometry = context.backend.kernel(self.norm, "rms_norm"), Geometry((tokens, 1, 1), (256, 1, 1))
+        launch = context.backend.prepare_launch(kernel, geometry, args, LaunchAttrs(overlap=True))
+        return launch, Normed(context.scratch.address)
+
+
+class NormGateUpSilu(_BehindNorm):
+    """A tile is as many rows of gate as of up."""
+
+    op, name = "norm_gate_up_silu", "norm_gate_up_skinny"
+    matrices = ("gate_weight", "up_weight")
+
+    def products(self, element: DType) -> Product:
+        """See _BehindNorm."""
+        return Product("skinny_gate_up", GATE_UP_ROWS, element, unit=2)
+
+    def refusals(self, need: OpNeed) -> list[str]:
+        """See Implementation."""
+        return [*super().refusals(need), *other_type(need, self.element, "y")]
+
+    def bind(self, need: OpNeed, context: BindContext) -> Sequence[Launch]:
+        """See OpImplementation."""
+        norm, x = self.normalise(need, context)
+        return norm, gate_up(self.product, need, context, x, "y")
+
+
+class NormQkvRopeAppend(_BehindNorm):
+    """A tile is groups of 16 pairs of dimensions that rotate together, so heads must be rotated whole."""
+
+    op, name = "norm_qkv_rope_append", "norm_qkv_skinny"
+    matrices = ("q_weight", "k_weight", "v_weight")
+
+    def products(self, element: DType) -> Product:
+        """See _BehindNorm."""
+        return Product("skinny_qkv", QKV_ROWS, element)
+
+    def refusals(self, need: OpNeed) -> list[str]:
+        """See Implementation."""
+        return [
+            *super().refusals(need), *other_type(need, self.element, "q"), *other_cache(need, self.element), *_unrotated(need),
+        ]  # fmt: skip
+
+    def kv_layouts(self, need: OpNeed) -> Sequence[KVLayout]:
+        """See OpImplementation."""
+        return (kv_layout(need, self.element),)
+
+    def bind(self, need: OpNeed, context: BindContext) -> Sequence[Launch]:
+        """See OpImplementation."""
+        norm, x = self.normalise(need, context)
+        return norm, qkv(self.product, need, context, x)
+
+
+class _Chained(_Skinny):
+    """A projection into the residual stream, its norm and products behind it: the norm costs no launch of its own.
+
+    The first launch also leaves, in scratch, the new stream times the norm's weights and sums of its squares; the second
+    finds the norm's factor in those, and multiplies what it has summed. That wants the range of float32.
+    """
+
+    rank = 30
+
+    def __init__(self) -> None:
+        super().__init__(DType.BF16)
+        self.first = Product("skinny_linear", LINEAR_ROWS, DType.BF16)
+        self.second = self.products()
+        self.kernels = [*self.first.kernels, *self.second.kernels]
+
+    def products(self) -> Product:
+        """The kernel of the second launch."""
+        raise NotImplementedError
+
+    def refusals(self, need: OpNeed) -> list[str]:
+        """See Implementation."""
+        reasons = [
+            *super().refusals(need), *other_type(need, self.element, "x"), *other_type(need, DType.F32, "residual", "y"),
+            *ragged(need, "y"), *no_vector(need, "norm_weight"),
+        ]  # fmt: skip
+        if need.operands["x"].shape[0] <= FEW:
+            reasons.append(f"up to {FEW} tokens are normalised where they are multiplied")
+        return reasons
+
+    def scratch_bytes(self, need: OpNeed) -> int:
+        """The scaled tokens, and a sum of squares for each tile and token."""
+        width = need.operands["y"].shape[1]
+        return self._squares(need) + 4 * TOKENS * -(-width // min(LINEAR_ROWS))
+
+    def _squares(self, need: OpNeed) -> int:
+        """Where the sums of squares begin in scratch."""
+        tokens, width = need.operands["y"].shape
+        return -(-2 * tokens * width // 256) * 256
+
+    def project(self, need: OpNeed, context: BindContext) -> tuple[Launch, Normed]:
+        """The first launch, and what it leaves to the second."""
+        parts = self.first.tiling(need.operands["weight"].shape[0], context.workers).tiles
+        scratch = context.scratch.address
+        norm = Normed(scratch, scratch + self._squares(need), parts)
+        return linear(self.first, need, context, norm), norm
+
+
+class LinearAddGateUp(_Chained):
+    """From attention to the middle of the feed-forward network."""
+
+    op, name = "linear_add_norm_gate_up_silu", "linear_add_gate_up_skinny"
+    matrices = ("weight", "gate_weight", "up_weight")
+
+    def products(self) -> Product:
+        """See _Chained."""
+        return Product("skinny_gate_up", GATE_UP_ROWS, DType.BF16, unit=2)
+
+    def refusals(self, need: OpNeed) -> list[str]:
+        """See Implementation."""
+        return [*super().refusals(need), *other_type(need, self.element, "z")]
+
+    def bind(self, need: OpNeed, context: BindContext) -> Sequence[Launch]:
+        """See OpImplementation."""
+        first, normed = self.project(need, context)
+        return first, gate_up(self.second, need, context, normed, "z")
+
+
+class LinearAddQkv(_Chained):
+    """From the end of one layer to the attention of the next."""
+
+    op, name = "linear_add_norm_qkv_rope_append", "linear_add_qkv_skinny"
+    matrices = ("weight", "q_weight", "k_weight", "v_weight")
+
+    def products(self) -> Product:
+        """See _Chained."""
+        return Product("skinny_qkv", QKV_ROWS, DType.BF16)
+
+    def refusals(self, need: OpNeed) -> list[str]:
+        """See Implementation."""
+        return [
+            *super().refusals(need), *other_type(need, self.element, "q"), *other_cache(need, self.element), *_unrotated(need),
+        ]  # fmt: skip
+
+    def kv_layouts(self, need: OpNeed) -> Sequence[KVLayout]:
+        """See OpImplementation."""
+        return (kv_layout(need, self.element),)
+
+    def bind(self, need: OpNeed, context: BindContext) -> Sequence[Launch]:
+        """See OpImplementation."""
+        first, normed = self.project(need, context)
+        return first, qkv(self.second, need, context, normed)
+
+
+def skinny() -> list[OpImplementation]:
+    """All of them, beside those of every NVIDIA machine."""
+    both = [
+        make
+        for element in ELEMENTS
+        for make in (
+            Linear(element, residual=False), Linear(element, residual=True), NormGateUpSilu(element), NormQkvRopeAppend(element),
+        )
+    ]  # fmt: skip
+    return [*both, LinearAddGateUp(), LinearAddQkv()]

@@ -1,0 +1,112 @@
+"""Hopper's own implementations: which tiles they choose, what they take, and that launches fit declarations and device."""
+
+from dataclasses import replace
+
+import pytest
+
+from atlas_core.conformance.decoder import DecoderShape, DenseDecoder, record_decoder
+from atlas_core.contracts.backend import DeviceFacts
+from atlas_core.contracts.declarations import KernelRoot
+from atlas_core.contracts.ops import BindContext, Buffer
+from atlas_core.kernels.scan import scan
+from atlas_core.model.builder import record
+from atlas_core.model.matching import Pattern
+from atlas_core.model.planner import Bucket, Choices, Context, Step, plan
+from atlas_core.ops.primitives import PRIMITIVES
+from atlas_core.runtime.null import NullBackend, NullLaunch
+from atlas_core.vocab.dtype import DType
+from atlas_core.vocab.kernel import Arg, Geometry, LaunchAttrs
+from atlas_core.vocab.layout import plain
+from atlas_nvidia.fused import fused_ops
+from atlas_nvidia.implementations import implementations as of_nvidia
+from atlas_nvidia.implementations.base import ELEMENTS
+from atlas_nvidia.launch import Limits, check_arguments, check_geometry
+from atlas_plugin_hopper.fused import fused_ops as of_hopper
+from atlas_plugin_hopper.implementations import implementations
+from atlas_plugin_hopper.skinny import GATE_UP_ROWS, LINEAR_ROWS, QKV_ROWS
+from atlas_plugin_hopper.tiles import Tiling, tiling
+
+H100 = Limits(1024, (1024, 1024, 64), (2**31 - 1, 65535, 65535), 227 * 1024, 8)
+STATIC = 1024
+LAYERS = 2
+
+
+class CheckingBackend(NullBackend):
+    """Checks every launch as the real backend does, against declarations instead of binaries."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        tree, _ = scan([KernelRoot("atlas_nvidia"), KernelRoot("atlas_plugin_hopper")])
+        self.declared = {(u.module, entry.name): entry.params for u in tree.units("hopper") for entry in u.entries}
+
+    def facts(self) -> DeviceFacts:
+        """An H100's processors."""
+        return replace(super().facts(), processors=132)
+
+    def prepare_launch(
+        self, kernel: tuple[str, str], geometry: Geometry, args: list[Arg], attrs: LaunchAttrs | None = None
+    ) -> NullLaunch:
+        """See GpuBackend."""
+        check_arguments(str(kernel), self.declared[kernel], args)
+        check_geometry(str(kernel), geometry, attrs or LaunchAttrs(), H100, 1024, STATIC)
+        return NullLaunch(*kernel, geometry, tuple(args), attrs or LaunchAttrs())
+
+
+def steps(tokens: int, element: DType) -> list[Step]:
+    """The plan of a small decoder for one decode bucket, as Hopper plans it."""
+    shape = DecoderShape("test", 512, 4, 1, 128, 768, 512, 16, layers=LAYERS)
+    recorded = record_decoder(shape)
+    program = record(DenseDecoder(shape), recorded.spec, replace(recorded.layout, activation=element))
+    weights = {value.name: plain(element) for value in program.weights()}
+    patterns = [Pattern.of(op, PRIMITIVES) for op in (*fused_ops(), *of_hopper())]
+    context = Context("sm_90a", "fast", element, weights, [*of_nvidia(), *implementations()], patterns)
+    return [
+        s for segment in plan(program, Bucket(tokens, tokens, tokens, 8, 1), context, Choices()) for s in segment.steps
+    ]
+
+
+@pytest.mark.parametrize("element", ELEMENTS)
+@pytest.mark.parametrize("tokens", [9, 17, 64, 65])
+def test_layers_of_up_to_64_tokens_are_fused_and_every_launch_fits(tokens: int, element: DType) -> None:
+    backend = CheckingBackend()
+    found = steps(tokens, element)
+    for step in found:
+        operands = {name: Buffer(1 << 20, 1 << 30) for name in step.need.operands}
+        context = BindContext(
+            backend,
+            operands,
+            1 << 12,
+            Buffer(1 << 13, step.implementation.scratch_bytes(step.need)),
+            132,
+        )
+        launches = step.implementation.bind(step.need, context)
+        assert {(launch.module, launch.entry) for launch in launches} <= set(step.implementation.kernels)
+    names = [step.implementation.name.removesuffix(".f16") for step in found]
+    fused = tokens <= 64
+    chained = fused and element is DType.BF16
+    assert names.count("linear_add_gate_up_skinny") == (LAYERS if chained else 0)
+    assert names.count("linear_add_qkv_skinny") == (LAYERS - 1 if chained else 0)
+    assert names.count("norm_gate_up_skinny") == (LAYERS if fused and not chained else 0)
+    assert names.count("norm_qkv_skinny") == (1 if chained else LAYERS if fused else 0)
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "unit", "chosen"),
+    [
+        (4096, LINEAR_ROWS, 1, Tiling(64, 64, 2)),
+        (128256, LINEAR_ROWS, 1, Tiling(128, 1002, 1)),
+        (14336, GATE_UP_ROWS, 2, Tiling(224, 128, 1)),
+        (12288, GATE_UP_ROWS, 2, Tiling(192, 128, 1)),
+        (6144, QKV_ROWS, 1, Tiling(96, 64, 2)),
+        (960, QKV_ROWS, 1, Tiling(64, 15, 2)),
+    ],
+)
+def test_tiles_share_weight_rows_out_evenly(rows: int, options: tuple[int, ...], unit: int, chosen: Tiling) -> None:
+    assert tiling(rows, options, 132, unit) == chosen
+
+
+def test_a_ring_has_as_many_stages_as_fit_and_no_more_than_steps() -> None:
+    tiles = Tiling(224, 128, 1)
+    assert tiles.stage == (64 + 224) * 128
+    assert tiles.stages(227 * 1024 - STATIC, 4096) == 6
+    assert Tiling(64, 64, 2).stages(227 * 1024, 256) == 2
