@@ -343,6 +343,14 @@ class Bench:
         self.backend.synchronize(self.stream)
         return counts
 
+    def prompt(self, length: int) -> float:
+        """Seconds until the logits behind one prompt of ``length`` tokens are there, read in pieces of PREFILL."""
+        tokens = np.random.default_rng(6).integers(0, self.spec.vocab_size, length).tolist()
+        self.read([tokens], at_once=PREFILL)
+        began = time.perf_counter()
+        self.read([tokens], at_once=PREFILL)
+        return time.perf_counter() - began
+
     def by_node(self, context: int, bucket: int = 0) -> list[tuple[str, int, float]]:
         """(implementation, nodes, microseconds a node): all nodes of one kind as a graph, so weights come from memory.
 
@@ -437,11 +445,16 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--hardware", default="hopper", choices=sorted(_ROOTS))
     parser.add_argument("--arch", default="sm_90a")
+    parser.add_argument("--prompt", type=int, default=0, help="read a prompt of so many tokens as well")
     parser.add_argument("--prefill-nodes", action="store_true", help="time the nodes of a prompt as well")
     options = parser.parse_args()
     began = time.perf_counter()
     bench = Bench(
-        json.loads(options.config.read_text()), options.hardware, options.arch, options.batch, options.context
+        json.loads(options.config.read_text()),
+        options.hardware,
+        options.arch,
+        options.batch,
+        max(options.context, options.prompt),
     )
     weights = sum(buffer.nbytes for buffer in bench.memory.weights.values())
     print(
@@ -474,6 +487,8 @@ def main() -> None:
     prompt = rng.integers(0, bench.spec.vocab_size, (options.batch, PREFILL // options.batch)).tolist()
     bench.run(bench.step(prompt, bench.reset(0)))
     print(f"prefill of 2048 tokens: {bench.timed(prefill.graphs['forward']) / 1000:.2f} ms")
+    if options.prompt:
+        print(f"prompt of {options.prompt} tokens: {bench.prompt(options.prompt) * 1000:.1f} ms")
     for index, kind in enumerate(("decode", "prefill")):
         if kind == "decode" or options.prefill_nodes:
             print(f"{kind}, by node:")
