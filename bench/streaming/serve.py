@@ -6,9 +6,10 @@ import time
 
 from atlas_core.engine.client import ProcessClient
 from atlas_core.server.app import Application
+from atlas_core.server.listen import bind_socket
 from atlas_core.server.options import ServerOptions
 from atlas_core.server.ports import OnProgress, ServedModel, Service
-from atlas_core.server.run import bind_socket, run
+from atlas_core.server.run import run
 from atlas_core.text.template import ChatTemplate
 from atlas_core.vocab.messages import Progress, Ready
 from streaming.engine import Stamps
