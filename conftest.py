@@ -14,6 +14,7 @@ ALLOWED_SKIPS = (
     "needs npm",
     "needs nvcc",
     "needs openssl",
+    "needs qemu",
     "needs the shared test inputs",
 )
 """A test may be skipped for what a machine lacks, and for nothing else; reasons begin with one of these."""
