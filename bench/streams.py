@@ -94,7 +94,7 @@ def measured(
     """(milliseconds of each token, CPU seconds of each process, tokens in that time, pieces that they came in)."""
     address = urlsplit(url)
     body = json.dumps({"messages": [{"role": "user", "content": "go"}], "stream": True, "max_tokens": tokens}).encode()
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {address.netloc}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     selector = selectors.DefaultSelector()
     for _ in range(streams):
         connection = socket.create_connection((address.hostname, address.port))
@@ -112,6 +112,8 @@ def measured(
             if not first and len(pieces) > SETTLING:
                 first = time.monotonic_ns()
                 began = [cpu_seconds(pid) for pid in processes]
+            if len(pieces) == 1 and not data.startswith(b"HTTP/1.1 200 "):
+                raise SystemExit(f"the server answered {data[:500]!r}")
             if data.endswith(b"0\r\n\r\n") or not data:
                 selector.unregister(key.fileobj)
                 key.fileobj.close()  # type: ignore[union-attr]
