@@ -15,7 +15,8 @@ from atlas_core.assembly.model import open_model
 from atlas_core.assembly.plan import make_limits, make_plan
 from atlas_core.engine.inputs import InputLayout
 from atlas_core.engine.loop import Engine
-from atlas_core.engine.runner import Results, Runner
+from atlas_core.engine.rings import Results, Rings
+from atlas_core.engine.runner import Runner
 from atlas_core.kernels.library import KernelLibrary
 from atlas_core.plugins import discover
 from atlas_core.runtime.bound import bind_step
@@ -78,14 +79,24 @@ def test_on_a_gpu_that_computes_nothing(monkeypatch):
     budget = plan_memory(plan, model, weights, *backend.memory())
     limits = make_limits(model, plan.settings, plan.layout, budget.max_seq_len, (budget.pages,))
     memory, inputs, states = allocate(backend, stream, plan, model, weights, budget, lambda done, total, note: None)
-    steps = []
+    # Nobody computes what a step leaves, and what memory held before may be no token.
+    backend.memset_async(memory.arena.address, 0, memory.arena.nbytes, stream)
+    steps, results = [], Results(*(value.name for value in plan.program.results))
+    rings = Rings(backend, [planned.bucket for planned in plan.buckets], states["mask"], model.spec.vocab_size)
     for planned in plan.buckets:
         local = with_inputs(memory, InputLayout(planned.bucket), inputs)
-        steps.append((planned.bucket, bind_step(backend, planned.segments, planned.arena, local, stream)))
+        frame = rings.frame(inputs, planned.bucket, results)
+        steps.append((planned.bucket, bind_step(backend, planned.segments, planned.arena, local, stream, frame)))
     runner = Runner(
-        backend, stream, steps, inputs=inputs, states=states, vocab_size=model.spec.vocab_size,
-        results=Results(*(value.name for value in plan.program.results)),
-    )  # fmt: skip
+        backend,
+        stream,
+        steps,
+        inputs=inputs,
+        states=states,
+        vocab_size=model.spec.vocab_size,
+        results=results,
+        rings=rings,
+    )
     text = Tokenizer(model.checkpoint.tokenizer(), lazy=True)
     with monkeypatch.context() as patched:
         serve_without(patched, backend, runner, limits, text, (*FORBIDDEN, "prepare_launch"))

@@ -58,13 +58,16 @@ def test_rings_are_as_deep_as_their_sources_are_compiled():
     """The host reserves what the kernel uses: two places state the depth."""
     tree, _ = scan([KernelRoot("atlas_nvidia"), KernelRoot("atlas_plugin_gb10")])
     depths = {
-        unit.module: int(dict(unit.defines)["GEMV_DEPTH"])
+        unit.module: int(value)
         for unit in tree.units("gb10")
         if unit.origin.startswith("atlas_plugin_gb10:gb10/common (instance")
+        for name, value in unit.defines
+        if name in ("GEMV_DEPTH", "MOE_DEPTH")
     }
     streamed = {
         ("linear_gemv" if columns == 8 else f"linear_gemv_{columns}"): depth for columns, depth in DEPTHS.items()
     }
-    wanted = streamed | {"norm_qkv": NORM_DEPTH, "norm_gate_up": NORM_DEPTH}
+    shallow = ("norm_qkv", "norm_gate_up", "norm_linears", "norm_route", "moe_gate_up", "moe_down")
+    wanted = streamed | dict.fromkeys(shallow, NORM_DEPTH)
     assert depths == wanted | {f"{module}_f16": depth for module, depth in wanted.items()}
-    assert {i.module for i in implementations() if i.module in depths} == set(depths)
+    assert {module for i in implementations() for module, _ in i.kernels if module in depths} == set(depths)
