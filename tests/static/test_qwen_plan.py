@@ -114,7 +114,9 @@ def test_every_launch_is_declared_and_fits_the_machine(planned):
         for segment in bucket.segments:
             for step in segment.steps:
                 made = bound(step, backend)
-                assert [(launch.module, launch.entry) for launch in made] == list(step.implementation.kernels)
+                # Of the kernels that an implementation names, the shapes of a node may need fewer.
+                assert made
+                assert {(launch.module, launch.entry) for launch in made} <= set(step.implementation.kernels)
 
 
 def test_a_decoded_layer_is_few_nodes_and_launches(planned):

@@ -97,7 +97,9 @@ class Rings:
         return LinkFrame(self._link, rings[0], rings[1], inputs, fixed, results, self._rows)
 
     def free(self) -> None:
-        """Give all memory back; nothing queued may use it any more."""
+        """Give all memory back; nothing queued may use it any more. Safe to call twice."""
+        if not self._memory:
+            return
         for place in self.places:
             place.release()
         self.places.clear()
