@@ -7,54 +7,25 @@
 // that store them, equal runs of tokens each.
 #pragma once
 #include <cooperative_groups.h>
-#include <cuda.h>
 
 #include <utility>
 
-#include "device.cuh"
+#include "tma.cuh"
 
 namespace atlas {
 
 constexpr int SKINNY_TOKENS = 64, SKINNY_DEPTH = 64, ROW_BYTES = 2 * SKINNY_DEPTH;
-constexpr int WARPGROUP = 128, SKINNY_THREADS = WARPGROUP + WARP;
+constexpr int SKINNY_THREADS = WARPGROUP + WARP;
 constexpr int X_BYTES = SKINNY_TOKENS * ROW_BYTES;
 constexpr int MAX_STAGES = 16;
 constexpr int AHEAD = 4;  // vectors of a thread whose Ahead is asked for before the sums are there
 
-__device__ inline void init_barrier(uint32_t barrier, int arrivals) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
-}
-__device__ inline void arrive(uint32_t barrier) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-__device__ inline void arrive_expecting(uint32_t barrier, int bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
-}
-__device__ inline void wait_phase(uint32_t barrier, int parity) {
-    asm volatile("{ .reg .pred done;\n"
-                 "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-                 "@!done bra again; }" ::"r"(barrier), "r"(parity) : "memory");
-}
-
-// A box of a matrix at (column, row) into this block's shared memory; what lies outside becomes zeros, and counts too.
-__device__ inline void copy_box(uint32_t target, const CUtensorMap* map, int column, int row, uint32_t barrier) {
-    asm volatile("cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];"
-                 ::"r"(target), "l"(map), "r"(column), "r"(row), "r"(barrier) : "memory");
-}
-
-// The same of four dimensions: both halves of some pairs of one head's dimensions.
+// A box of four dimensions (copy_tile has two): both halves of some pairs of one head's dimensions.
 __device__ inline void copy_pairs(uint32_t target, const CUtensorMap* map, int column, int pair, int head,
                                   uint32_t barrier) {
     asm volatile("cp.async.bulk.tensor.4d.shared::cta.global.tile.mbarrier::complete_tx::bytes "
                  "[%0], [%1, {%2, %3, 0, %4}], [%5];"
                  ::"r"(target), "l"(map), "r"(column), "r"(pair), "r"(head), "r"(barrier) : "memory");
-}
-
-// Descriptor of rows of 128 bytes, summed dimension innermost, with the 128-byte swizzle (PTX ISA, "Matrix Descriptor
-// Format"): groups of 8 rows are 1024 bytes apart.
-__device__ inline uint64_t describe(uint32_t tile) {
-    constexpr uint64_t SWIZZLE_128 = 1ull << 62, STRIDE = (1024ull >> 4) << 32, UNUSED = 1ull << 16;
-    return SWIZZLE_128 | STRIDE | UNUSED | (tile & 0x3ffff) >> 4;
 }
 
 #define ATLAS_S1(i) "+f"(acc[i][0]), "+f"(acc[i][1]), "+f"(acc[i][2]), "+f"(acc[i][3])
@@ -86,7 +57,7 @@ __device__ inline void start_product(float (*acc)[4], uint64_t a, uint64_t b) {
 template <int ROWS>
 __device__ inline void start_products(float (*acc)[4], uint32_t x, uint32_t weight) {
     constexpr int N = ROWS >= 128 ? 128 : ROWS;
-    start_product<N>(acc, describe(x), describe(weight));
+    start_product<N>(acc, summed_inside(x), summed_inside(weight));
     if constexpr (ROWS > N) start_products<ROWS - N>(acc + N / 8, x, weight + N * ROW_BYTES);
 }
 
@@ -138,8 +109,8 @@ __device__ inline void skinny(const CUtensorMap* x, int live, int tiles, int wid
     float* sums = reinterpret_cast<float*>(single && splits == 1 ? shared : shared + stages * STAGE);
     if (threadIdx.x == 0) {
         for (int s = 0; s < stages; ++s) {
-            init_barrier(full + 8 * s, 1);
-            init_barrier(empty + 8 * s, WARPGROUP / WARP);
+            barrier_init(full + 8 * s, 1);
+            barrier_init(empty + 8 * s, WARPGROUP / WARP);
         }
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     }
@@ -153,12 +124,12 @@ __device__ inline void skinny(const CUtensorMap* x, int live, int tiles, int wid
         const int total = mine * steps, early = min(stages, total);
         auto column_of = [&](int step) { return (first + step % steps) * SKINNY_DEPTH; };
         auto stage_weights = [&](int step, int stage) {
-            arrive_expecting(full + 8 * stage, STAGE);
+            barrier_expect(full + 8 * stage, STAGE);
             const int tile = blockIdx.x + step / steps * gridDim.x;
             weights(tile, column_of(step), ring + stage * STAGE + X_BYTES, full + 8 * stage);
         };
         auto stage_x = [&](int step, int stage) {
-            copy_box(ring + stage * STAGE, x, column_of(step), 0, full + 8 * stage);
+            copy_tile(ring + stage * STAGE, x, column_of(step), 0, full + 8 * stage);
         };
         if (chosen) {
             for (int step = 0; step < early; ++step) stage_weights(step, step);
@@ -172,7 +143,7 @@ __device__ inline void skinny(const CUtensorMap* x, int live, int tiles, int wid
         if (chosen) {
             for (int step = 0; step < early; ++step) stage_x(step, step);
             for (int step = early, stage = 0, parity = 0; step < total; ++step) {
-                wait_phase(empty + 8 * stage, parity);
+                barrier_wait(empty + 8 * stage, parity);
                 stage_weights(step, stage);
                 stage_x(step, stage);
                 if (++stage == stages) stage = 0, parity ^= 1;
@@ -196,14 +167,14 @@ __device__ inline void skinny(const CUtensorMap* x, int live, int tiles, int wid
     for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
         float acc[ROWS / 8][4] = {};
         for (int step = 0; step < steps; ++step) {
-            wait_phase(full + 8 * stage, parity);
+            barrier_wait(full + 8 * stage, parity);
             const uint32_t at = ring + stage * STAGE;
-            asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+            begin_products();
 #pragma unroll
             for (int k = 0; k < SKINNY_DEPTH / 16; ++k) start_products<ROWS>(acc, at + k * 32, at + X_BYTES + k * 32);
-            asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-            asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-            if (lane == 0) arrive(empty + 8 * stage);
+            commit_products();
+            wait_products<0>();
+            if (lane == 0) barrier_arrive(empty + 8 * stage);
             if (++stage == stages) stage = 0, parity ^= 1;
         }
         // Of the vectors of its tokens, this thread finishes every WARPGROUP-th.

@@ -18,8 +18,8 @@ skinny_gate_up(const int32_t* counts, const __grid_constant__ CUtensorMap x, con
     skinny<SKINNY_ROWS, HALF / 4>(
         &x, min(counts[ATLAS_TOKENS], SKINNY_TOKENS), (rows + HALF - 1) / HALF, width, stages, shared,
         [&](int tile, int column, uint32_t target, uint32_t barrier) {
-            copy_box(target, &gate, column, tile * HALF, barrier);
-            copy_box(target + HALF * ROW_BYTES, &up, column, tile * HALF, barrier);
+            copy_tile(target, &gate, column, tile * HALF, barrier);
+            copy_tile(target + HALF * ROW_BYTES, &up, column, tile * HALF, barrier);
         },
         [] {}, [&] { norm_factors(squares, parts, width, eps, factors); }, [](int, int, int) { return 0; },
         [&](int tile, int token, int vector, auto four, int) {

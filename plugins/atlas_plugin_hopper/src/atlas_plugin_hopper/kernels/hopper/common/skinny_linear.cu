@@ -32,7 +32,7 @@ skinny_linear(const int32_t* counts, int32_t live_word, const __grid_constant__ 
     skinny<SKINNY_ROWS, VECTORS>(
         &x, min(counts[live_word], SKINNY_TOKENS), tiles, width, stages, shared,
         [&](int tile, int column, uint32_t target, uint32_t barrier) {
-            copy_box(target, &weight, column, tile * SKINNY_ROWS, barrier);
+            copy_tile(target, &weight, column, tile * SKINNY_ROWS, barrier);
         },
         [] {}, [] {},
         [&](int tile, int token, int vector) {

@@ -1,15 +1,9 @@
 // The product of gemm.cuh with wgmma: a warpgroup multiplies 64 tokens with 128 weight rows, both from shared memory.
 #pragma once
 #include "gemm.cuh"
+#include "wgmma.cuh"
 
 namespace atlas {
-
-// Descriptor of a tile of rows of 128 bytes, summed dimension innermost, with the 128-byte swizzle (PTX ISA, "Matrix
-// Descriptor Format"): groups of 8 rows are 1024 bytes apart.
-__device__ inline uint64_t describe(uint32_t tile) {
-    constexpr uint64_t SWIZZLE_128 = 1ull << 62, STRIDE = (1024ull >> 4) << 32, UNUSED = 1ull << 16;
-    return SWIZZLE_128 | STRIDE | UNUSED | (tile & 0x3ffff) >> 4;
-}
 
 #define SUMS(i) "+f"(acc[i][0]), "+f"(acc[i][1]), "+f"(acc[i][2]), "+f"(acc[i][3])
 
@@ -34,20 +28,20 @@ __device__ inline void start_product(float (&acc)[TILE_N / 8][4], uint64_t a, ui
 class WarpgroupProduct {
   public:
     // The tensor cores read shared memory past the order of ordinary writes.
-    __device__ void publish() const { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+    __device__ void publish() const { publish_shared(); }
 
     __device__ void start(uint32_t x_tile, uint32_t weight_tile) {
         const uint32_t mine = x_tile + threadIdx.x / 128 * 64 * GEMM_DEPTH * 2;
-        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+        begin_products();
 #pragma unroll
         for (int k = 0; k < GEMM_DEPTH / 16; ++k) {
-            start_product(acc_, describe(mine + k * 32), describe(weight_tile + k * 32));
+            start_product(acc_, summed_inside(mine + k * 32), summed_inside(weight_tile + k * 32));
         }
-        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+        commit_products();
     }
 
     __device__ void finish(uint32_t, uint32_t) {
-        asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+        wait_products<0>();
     }
 
     __device__ void put(float* sums) const {
