@@ -1,11 +1,12 @@
 # ruff: noqa: T201, INP001 -- a script that prints, and starts another
 """Decode speed of one GPU in one command: what the machine can do, whether the numbers are right, then the rows.
 
-    python bench/gpu/run.py LLAMA.json SMOLLM2.json [--out FILE.json] [--vllm SCRIPT]
+    python bench/gpu/run.py LLAMA.json SMOLLM2.json [--out FILE.json] [--vllm SCRIPT [--vllm-path SITE]]
 
 The configurations are config.json files of Llama-3.1-8B and SmolLM2-135M (or models of their shapes); weights are made up. Every row is shown
 beside its limit: the time in which the bytes that it must read arrive at the speed of a plain stream of reads, measured first in the
-same run. Rows of a model whose logits are not right are void, and the command then exits 1. ``--vllm`` runs a peer beside (peers.py).
+same run. Rows of a model whose logits are not right are void, and the command then exits 1. A context is the mean over the steps that are
+timed. ``--vllm`` runs a peer at the same contexts behind the rows (peers.py) and shows Atlas' speed as a multiple of its.
 """
 
 import argparse
@@ -21,11 +22,15 @@ from typing import Any
 import numpy as np
 from ceilings import Ceilings, measure
 from decode_step import Bench
-from peers import vllm
+from peers import PREFILL, decoded, prompts, vllm
 
 HARDWARE, ARCH = "hopper", "sm_90a"
 LAYERS = 4
 """Of the checks that need no whole model."""
+BATCHES = (1, 8, 64)
+CONTEXT = 1024
+BESIDE = {8: (1.1, 1.25), 64: (0.9, 1.05)}
+"""Least and wanted multiple of vLLM's speed, by batch."""
 PIECES = 0.03
 """How far a prompt read in pieces may be from the same read token by token, on average, in deviations of its logits."""
 
@@ -99,7 +104,7 @@ class Runs:
         """Tokens a second of whole steps, and what lies between them."""
         pieces = bench.agree()
         self.gate(f"{name}, in pieces and token by token", {"mean": pieces[1], "max": pieces[0]}, pieces[1] <= PIECES)
-        rate = bench.batch / bench.pipelined(context, steps)
+        rate = bench.batch / bench.pipelined(context - steps // 2, steps)
         nbytes = sum(
             b.nbytes for key, b in bench.memory.weights.items() if key[0] != "embed" or bench.spec.tied_embeddings
         )
@@ -113,6 +118,31 @@ class Runs:
                 f"{name}, idle between steps (90th percentile {high:.1f})", median, "us", None, allowed, 5.0, more=False
             )
         )
+
+    def prompt(self, bench: Bench, length: int) -> None:
+        """Milliseconds until the logits behind one prompt are there."""
+        self.add(Row(prompt_name(length), bench.prompt(length) * 1000, "ms", more=False))
+
+    def beside(self, peer: Mapping[str, Any]) -> None:
+        """The rows that vLLM was asked for too, as multiples of its speed."""
+        found = {row.name: row.value for row in self.rows}
+        for batch, rate in decoded(peer).items():
+            name = decode_name(batch)
+            ours = found[f"{name}, context {CONTEXT}"]
+            self.add(Row(f"{name}, beside vLLM's {rate:,.0f} tok/s", ours / rate, "x", None, *BESIDE.get(batch, ())))
+        for length, milliseconds in prompts(peer).items():
+            name = prompt_name(length)
+            self.add(Row(f"{name}, beside vLLM's {milliseconds:.1f} ms", milliseconds / found[name], "x"))
+
+
+def decode_name(batch: int) -> str:
+    """Of the rows of one batch."""
+    return f"Llama-8B bf16, batch {batch}"
+
+
+def prompt_name(length: int) -> str:
+    """Of the row of one prompt."""
+    return f"Llama-8B bf16, prompt of {length}"
 
 
 def layer_chain(bench: Bench, context: int) -> tuple[float, float]:
@@ -152,14 +182,20 @@ def opened(config: Mapping[str, Any], batch: int, context: int, use: Callable[[B
 
 def measure_all(llama: Mapping[str, Any], smollm2: Mapping[str, Any], runs: Runs) -> None:
     """Every row."""
+    goals = dict(zip(BATCHES, ((255, 280), (1741, 1979), (9570, 11160)), strict=True))
 
-    def one(bench: Bench) -> None:
-        runs.share("products of one Llama-8B layer, in a graph", *layer_chain(bench, 1024), 88, 93)
-        runs.decode(bench, "Llama-8B bf16, batch 1", 1024, (255, 280))
+    def row(bench: Bench) -> None:
+        if bench.batch == 1:
+            runs.share("products of one Llama-8B layer, in a graph", *layer_chain(bench, CONTEXT), 88, 93)
+        runs.decode(bench, decode_name(bench.batch), CONTEXT, goals[bench.batch])
 
-    opened(llama, 1, 1024, one)
-    opened(llama, 8, 1024, lambda bench: runs.decode(bench, "Llama-8B bf16, batch 8", 1024, (1741, 1979)))
-    opened(llama, 64, 1024, lambda bench: runs.decode(bench, "Llama-8B bf16, batch 64", 1024, (9570, 11160)))
+    def all_prompts(bench: Bench) -> None:
+        for length in PREFILL:
+            runs.prompt(bench, length)
+
+    for batch in BATCHES:
+        opened(llama, batch, CONTEXT, row)
+    opened(llama, 1, max(PREFILL), all_prompts)
     opened(smollm2, 1, 256, lambda bench: runs.decode(bench, "SmolLM2-135M bf16, batch 1", 256, (4000, 6000), 400))
     for batch, context in ((64, 2048), (1, 32768)):
         opened(
@@ -177,6 +213,7 @@ def main() -> int:
     parser.add_argument("smollm2", type=Path)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--vllm", type=Path, help="a bench script of vLLM to run beside (see peers.py)")
+    parser.add_argument("--vllm-path", type=Path, help="the folder of vLLM's packages")
     asked = parser.parse_args()
     llama, smollm2 = (json.loads(path.read_text()) for path in (asked.llama, asked.smollm2))
     first = Bench(smollm2, HARDWARE, ARCH, 1, 256)
@@ -186,8 +223,9 @@ def main() -> int:
           f"started early {runs.ceilings.early_node:.2f} us")  # fmt: skip
     against_torch(asked.llama, runs)
     measure_all(llama, smollm2, runs)
-    peer = vllm(asked.vllm, llama, (1, 8, 64)) if asked.vllm else None
+    peer = vllm(asked.vllm, llama, BATCHES, CONTEXT, asked.vllm_path) if asked.vllm else None
     if peer is not None:
+        runs.beside(peer)
         print(f"vLLM: {json.dumps(peer)}")
     if asked.out:
         rows = [{**asdict(row), "share": row.share, "reached": row.reached} for row in runs.rows]
