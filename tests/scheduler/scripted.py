@@ -111,7 +111,7 @@ class ScriptedDevice:
         assert plan.cu_q[-1] == len(plan.token_ids) <= limits.max_step_tokens
         assert sum(token >= 0 for token in plan.token_ids) <= limits.max_prefill_tokens
         fed_back = sum(token < 0 for token in plan.token_ids)
-        assert not fed_back or sum(token >= 0 for token in plan.token_ids) <= limits.mixed_tokens
+        assert sum(token >= 0 for token in plan.token_ids) <= limits.prompt_tokens(fed_back)
         assert len(plan.updates) <= limits.max_updates
         assert len(plan.logits_rows) <= limits.layout.slots
         scored = {one.place: one for one in plan.scored}

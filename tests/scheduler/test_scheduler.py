@@ -209,9 +209,16 @@ def test_a_prompt_beside_decodes_is_read_in_smaller_pieces():
         before = harness.scheduler.find("b").computed
         harness.step()
         lengths.append(harness.scheduler.find("b").computed - before)
-    assert lengths[:5] == [5, 5, 5, 5, 4]
+    assert lengths[:6] == [4, 4, 4, 4, 4, 4]  # one token of the step is the other's
     harness.drain()
     assert [harness.out[item.id] for item in (first, second)] == [oracle(item, 1, (), 32) for item in (first, second)]
+
+
+@pytest.mark.parametrize(
+    ("mixed", "decodes", "left"), [(None, 3, 12), (8, 0, 12), (8, 3, 5), (8, 7, 2), (8, 20, 2), (3, 3, 1), (40, 3, 12)]
+)
+def test_decodes_leave_prompts_the_rest_of_a_mixed_step_and_never_less_than_a_quarter(mixed, decodes, left):
+    assert replace(LIMITS, max_prefill_tokens=12, max_mixed_tokens=mixed).prompt_tokens(decodes) == left
 
 
 def test_a_prompt_alone_is_read_in_the_largest_pieces():

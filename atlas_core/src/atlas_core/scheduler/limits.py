@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from atlas_core.ops.step import SlotLayout, Word
 from atlas_core.vocab.errors import BudgetError
 
+PROMPT_SHARE = 4
+"""One part in so many of a mixed step is for prompts at least."""
 FIELDS = len(Word)
 """Slot words that an admission writes: all of them, so that nothing of the slot's last sequence stays."""
 
@@ -15,8 +17,9 @@ class Limits:
 
     ``pages`` is the number of pages of each cache group, ``page_tokens`` the positions of one page. ``max_seq_len``
     counts prompt and generated tokens. ``max_prefill_tokens`` bounds the tokens of one step that are not a running
-    sequence's next one, and ``max_mixed_tokens`` those of a step in which running sequences get theirs. ``max_waiting`` requests may wait beyond those that find a free slot; ``retry_after`` seconds
-    are told to the refused.
+    sequence's next one, and ``max_mixed_tokens`` all tokens of a step in which running sequences get theirs, see
+    ``prompt_tokens``. ``max_waiting`` requests may wait beyond those that find a free slot; ``retry_after`` seconds are told to
+    the refused.
 
     Raises BudgetError when one sequence of ``max_seq_len`` could not run even alone, since then no preemption would
     help it.
@@ -38,7 +41,8 @@ class Limits:
             raise ValueError(
                 f"{len(self.pages)} page pools for {len(self.layout.table_blocks)} block tables, at least one"
             )
-        if min(self.max_prefill_tokens, self.mixed_tokens, self.layout.slots) < 1 or self.max_waiting < 0:
+        mixed = self.max_prefill_tokens if self.max_mixed_tokens is None else self.max_mixed_tokens
+        if min(self.max_prefill_tokens, mixed, self.layout.slots) < 1 or self.max_waiting < 0:
             raise ValueError("max_prefill_tokens, max_mixed_tokens and slots are at least 1, max_waiting at least 0")
         need = self.pages_for(self.max_seq_len)
         for group, (have, blocks) in enumerate(zip(self.pages, self.layout.table_blocks, strict=True)):
@@ -54,10 +58,16 @@ class Limits:
         """Pages that hold ``tokens`` positions."""
         return -(-tokens // self.page_tokens)
 
-    @property
-    def mixed_tokens(self) -> int:
-        """Prompt tokens that may share a step with decodes: all unless ``max_mixed_tokens`` says otherwise."""
-        return self.max_prefill_tokens if self.max_mixed_tokens is None else self.max_mixed_tokens
+    def prompt_tokens(self, decodes: int) -> int:
+        """Prompt tokens that a step may have beside ``decodes`` tokens of running sequences.
+
+        ``max_mixed_tokens`` counts these too, since kernels work in tiles of a step's tokens, whoever they belong to. However many
+        they are, a share of it is left for prompts, which would otherwise never end.
+        """
+        if not decodes or self.max_mixed_tokens is None:
+            return self.max_prefill_tokens
+        share = max(1, self.max_mixed_tokens // PROMPT_SHARE)
+        return min(self.max_prefill_tokens, max(share, self.max_mixed_tokens - decodes))
 
     @property
     def max_step_tokens(self) -> int:

@@ -119,9 +119,7 @@ class Scheduler:
         """The next step, or None when nothing can run before a step in flight is collected (or at all)."""
         plan = PlanBuilder()
         preempted = self._decode(plan)
-        limits = self.limits
-        most = min(limits.mixed_tokens, limits.max_prefill_tokens) if plan.rows else limits.max_prefill_tokens
-        budget = self._prefill(plan, most)
+        budget = self._prefill(plan, self.limits.prompt_tokens(plan.rows))
         if not preempted and all(sequence.finished for sequence in self._leaving):
             # Else whoever was put out would come straight back, or be overtaken by those behind.
             self._admit(plan, budget)

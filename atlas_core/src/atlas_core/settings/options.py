@@ -129,8 +129,9 @@ class Settings:
         None,
         integer(1),
         "Limits",
-        "Most prompt tokens of a step in which others decode: fewer make shorter pauses between their tokens.",
-        unset="as --max-prefill-tokens",
+        "Most tokens of a step in which some sequences decode and others read prompts, a quarter of them for prompts at least: fewer "
+        "make shorter pauses between tokens.",
+        unset="a prompt's pieces are as long as alone",
     )
     max_queue: int = _option(128, integer(0), "Limits", "Most requests that wait; further ones are answered 429.")
     max_body: int = _option(32 * 2**20, size(), "Limits", "Largest request body; larger ones are answered 413.")

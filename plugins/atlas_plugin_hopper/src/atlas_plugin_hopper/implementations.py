@@ -5,13 +5,13 @@ from atlas_nvidia.implementations.base import ELEMENTS
 from atlas_nvidia.implementations.moe import SORTED
 from atlas_plugin_hopper.experts import SortedByEngine
 from atlas_plugin_hopper.prefill import TILES, WarpgroupPrefill
-from atlas_plugin_hopper.prompts import CopiedByEngine
+from atlas_plugin_hopper.prompt_layers import layers
+from atlas_plugin_hopper.prompts import products
 from atlas_plugin_hopper.skinny import skinny
 
 
 def implementations() -> list[OpImplementation]:
     """All of them; no two of one op accept one need with one rank, those of atlas_nvidia included."""
     attention = [WarpgroupPrefill(head_dim, element) for element in ELEMENTS for head_dim in TILES]
-    products = [CopiedByEngine(residual, element) for element in ELEMENTS for residual in (False, True)]
     experts = [SortedByEngine(op, element) for element in ELEMENTS for op in SORTED]
-    return [*attention, *products, *experts, *skinny()]
+    return [*attention, *products(), *layers(), *experts, *skinny()]

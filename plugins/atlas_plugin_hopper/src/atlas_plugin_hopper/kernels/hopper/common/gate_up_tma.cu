@@ -1,0 +1,30 @@
+// silu(x · gateᵀ) * (x · upᵀ) for normalised tokens of prompts: half of a tile's weight rows are of gate, half the same of up.
+#include "prompt_product.cuh"
+
+using namespace atlas;
+
+extern "C" __global__ void __launch_bounds__(PROMPT_THREADS, 1)
+gate_up_tma(const int32_t* counts, const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap gate,
+            const __grid_constant__ CUtensorMap up, uint16_t* y, int32_t rows, int32_t width) {
+    extern __shared__ __align__(1024) unsigned char shared[];
+    admit_successor();
+    const int live = counts[ATLAS_TOKENS];
+    prompt_product(
+        &x, live, (rows + SHARE - 1) / SHARE, width, shared,
+        [&](uint32_t to, int column, int depth, int peer, uint32_t barrier) {
+            copy_tile_to_all(to, peer ? &up : &gate, depth, column * SHARE, barrier);
+        },
+        [&](Sums& acc, int token, int column) {
+            const int first = column * SHARE;
+#pragma unroll
+            for (int j = 0; j < SHARE / 8; ++j)
+#pragma unroll
+                for (int e = 0; e < 4; ++e) acc[j][e] = silu(acc[j][e]) * acc[j + SHARE / 8][e];
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                if (token + half * 8 >= live) continue;
+                const int64_t line = static_cast<int64_t>(token + half * 8) * rows;
+                store_elements<0, SHARE / 8>(acc, half, rows - first, y + line + first);
+            }
+        });
+}

@@ -1,0 +1,180 @@
+// x · weightᵀ for prompts: tiles of 128 tokens and PROMPT_ROWS weight rows, copied by the tensor memory accelerator and
+// multiplied by two warpgroups of 64 tokens each (after CUTLASS's "cooperative" schedule).
+//
+// Two blocks of a cluster take the same weight rows and neighbouring tokens; each fetches half of the weights for both, which
+// halves what the L2 cache has to give. Clusters are as many as the machine holds and walk over the tiles, so that the
+// copies of the next tile run while the sums of the last are stored.
+#pragma once
+#include "tma.cuh"
+
+#ifndef PROMPT_ROWS
+#define PROMPT_ROWS 256
+#endif
+#ifndef STAGES
+#define STAGES 4
+#endif
+
+namespace atlas {
+
+constexpr int PROMPT_TOKENS = 128, PROMPT_DEPTH = PANEL, PROMPT_PEERS = 2, SHARE = PROMPT_ROWS / PROMPT_PEERS;
+constexpr int CONSUMERS = 2, PROMPT_THREADS = (1 + CONSUMERS) * WARPGROUP;
+constexpr int X_BYTES = PROMPT_TOKENS * PROMPT_DEPTH * 2, SHARE_BYTES = SHARE * PROMPT_DEPTH * 2;
+constexpr int STAGE_BYTES = X_BYTES + PROMPT_PEERS * SHARE_BYTES;
+static_assert(PROMPT_ROWS == 128 || PROMPT_ROWS == 256, "an instruction for this width is not written");
+
+// A thread's sums: of two tokens 8 apart (`half`), two neighbours of each group of 8 weight rows.
+using Sums = float[PROMPT_ROWS / 8][4];
+
+__device__ inline uint32_t block_in_cluster() {
+    uint32_t rank;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+
+__device__ inline void meet_peer() {
+    asm volatile("barrier.cluster.arrive.relaxed; barrier.cluster.wait;" ::: "memory");
+}
+
+__device__ inline void arrive_at(uint32_t barrier, int block) {
+    asm volatile("{ .reg .b32 there; mapa.shared::cluster.u32 there, %0, %1;"
+                 " mbarrier.arrive.shared::cluster.b64 _, [there]; }" ::"r"(barrier), "r"(block)
+                 : "memory");
+}
+
+// copy_tile into the shared memory of both blocks, announced at the barriers of both.
+__device__ inline void copy_tile_to_all(uint32_t to, const CUtensorMap* map, int column, int row, uint32_t barrier) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
+                 " [%0], [%1, {%2, %3}], [%4], %5;"
+                 ::"r"(to), "l"(map), "r"(column), "r"(row), "r"(barrier), "h"(static_cast<uint16_t>(3)) : "memory");
+}
+
+// Which tile comes at which turn: the tokens of a pair of blocks vary fastest, so that clusters that run together share
+// weights; past GROUP pairs of tiles of tokens the rows advance, so that they share tokens as well.
+struct Walk {
+    int pairs, columns;
+    static constexpr int GROUP = 2;
+    __device__ int count() const { return pairs * columns; }
+    __device__ void at(int turn, int& pair, int& column) const {
+        const int band = turn / (GROUP * columns), inside = turn % (GROUP * columns);
+        const int height = min(GROUP, pairs - band * GROUP);
+        pair = band * GROUP + inside % height;
+        column = inside / height;
+    }
+};
+
+template <int ROWS>
+__device__ inline void tile_product(float (&acc)[ROWS / 8][4], uint64_t x, uint64_t weights, int add) {
+    if constexpr (ROWS == 256) wide_product(acc, x, weights, add);
+    else product<ROWS>(acc, x, weights, add);
+}
+
+// Narrowed sums of one token from group FIRST on, COUNT groups, to `to`, which has room for `rows` of them. Neighbouring lanes
+// exchange, so that each has four neighbours of every second group: whole sectors.
+template <int FIRST, int COUNT>
+__device__ inline void store_elements(const Sums& acc, int half, int rows, uint16_t* to) {
+    const int lane = threadIdx.x % 4, odd = lane & 1;
+    const uint32_t members = 0xfu << (threadIdx.x % WARP / 4 * 4);  // those of one token
+#pragma unroll
+    for (int j = 0; j < COUNT; j += 2) {
+        const uint32_t even_group = pack(acc[FIRST + j][2 * half], acc[FIRST + j][2 * half + 1]);
+        const uint32_t odd_group = pack(acc[FIRST + j + 1][2 * half], acc[FIRST + j + 1][2 * half + 1]);
+        const uint32_t kept = odd ? odd_group : even_group;
+        const uint32_t given = __shfl_xor_sync(members, odd ? even_group : odd_group, 1);
+        const int row = (j + odd) * 8 + (lane - odd) * 2;
+        if (row + 4 <= rows) {
+            *reinterpret_cast<uint2*>(to + row) = odd ? make_uint2(given, kept) : make_uint2(kept, given);
+        } else if (row < rows) {
+            *reinterpret_cast<uint32_t*>(to + row) = odd ? given : kept;
+        }
+    }
+}
+
+// `columns` tiles of weight rows for each of `live` tokens of x, whose rows have `width` elements.
+// share(to, column, depth, peer, barrier) copies this block's half of a tile of weights into both blocks, by copy_tile_to_all;
+// store(sums, token, column) has what a thread summed up of `token` and of token + 8, either of which may be behind the last.
+template <class Share, class Store>
+__device__ inline void prompt_product(const CUtensorMap* x, int live, int columns, int width, unsigned char* shared, Share share,
+                                      Store store) {
+    __shared__ __align__(8) uint64_t barrier_words[2 * STAGES];
+    const uint32_t base = shared_address(shared), barriers = shared_address(barrier_words);
+    auto full = [&](int stage) { return barriers + stage * 8; };
+    auto empty = [&](int stage) { return barriers + (STAGES + stage) * 8; };
+    const int peer = static_cast<int>(block_in_cluster());
+    if (threadIdx.x == 0) {
+        for (int stage = 0; stage < STAGES; ++stage) {
+            barrier_init(full(stage), 1);
+            barrier_init(empty(stage), CONSUMERS * PROMPT_PEERS);
+        }
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    meet_peer();
+    const int steps = (width + PROMPT_DEPTH - 1) / PROMPT_DEPTH;
+    const Walk walk{(live + PROMPT_PEERS * PROMPT_TOKENS - 1) / (PROMPT_PEERS * PROMPT_TOKENS), columns};
+    const int clusters = gridDim.x / PROMPT_PEERS, first = blockIdx.x / PROMPT_PEERS;
+    if (threadIdx.x < WARPGROUP) {
+        give_registers<40>();
+        if (threadIdx.x == 0) {
+            int stage = 0, parity = 1;
+            bool waited = false;
+            for (int turn = first; turn < walk.count(); turn += clusters) {
+                int pair, column;
+                walk.at(turn, pair, column);
+                const int token = (pair * PROMPT_PEERS + peer) * PROMPT_TOKENS;
+                for (int step = 0; step < steps; ++step) {
+                    barrier_wait(empty(stage), parity);
+                    barrier_expect(full(stage), STAGE_BYTES);
+                    const uint32_t to = base + stage * STAGE_BYTES;
+                    share(to + X_BYTES + peer * SHARE_BYTES, column, step * PROMPT_DEPTH, peer, full(stage));
+                    if (!waited) {
+                        wait_for_predecessor();
+                        waited = true;
+                    }
+                    copy_tile(to, x, step * PROMPT_DEPTH, token, full(stage));
+                    if (++stage == STAGES) {
+                        stage = 0;
+                        parity ^= 1;
+                    }
+                }
+            }
+            if (!waited) wait_for_predecessor();
+        } else {
+            wait_for_predecessor();
+        }
+    } else {
+        take_registers<232>();
+        wait_for_predecessor();
+        const int group = threadIdx.x / WARPGROUP - 1, thread = threadIdx.x % WARPGROUP, lane = thread % WARP;
+        int stage = 0, parity = 0;
+        for (int turn = first; turn < walk.count(); turn += clusters) {
+            int pair, column;
+            walk.at(turn, pair, column);
+            Sums acc;
+            int last = 0;
+            for (int step = 0; step < steps; ++step) {
+                barrier_wait(full(stage), parity);
+                const uint32_t tile = base + stage * STAGE_BYTES, mine = tile + group * 64 * PROMPT_DEPTH * 2;
+                begin_products();
+#pragma unroll
+                for (int k = 0; k < PROMPT_DEPTH / 16; ++k) {
+                    tile_product<PROMPT_ROWS>(acc, summed_inside(mine + k * 32), summed_inside(tile + X_BYTES + k * 32), step + k);
+                }
+                commit_products();
+                if (step) {
+                    wait_products<1>();
+                    if (thread < PROMPT_PEERS) arrive_at(empty(last), thread);
+                }
+                last = stage;
+                if (++stage == STAGES) {
+                    stage = 0;
+                    parity ^= 1;
+                }
+            }
+            wait_products<0>();
+            if (thread < PROMPT_PEERS) arrive_at(empty(last), thread);
+            store(acc, (pair * PROMPT_PEERS + peer) * PROMPT_TOKENS + group * 64 + thread / WARP * 16 + lane / 4, column);
+        }
+    }
+    meet_peer();  // nobody leaves while its peer still writes into its shared memory
+}
+
+}  // namespace atlas
