@@ -23,6 +23,7 @@ from atlas_nvidia.implementations.base import ELEMENTS
 from atlas_nvidia.launch import Limits, check_arguments, check_geometry
 from atlas_plugin_hopper.fused import fused_ops as of_hopper
 from atlas_plugin_hopper.implementations import implementations
+from atlas_plugin_hopper.prompts import INSTANCES, NARROW, WIDE
 from atlas_plugin_hopper.skinny import GATE_UP_ROWS, LINEAR_ROWS, QKV_ROWS
 from atlas_plugin_hopper.tiles import Tiling, tiling
 
@@ -52,9 +53,11 @@ class CheckingBackend(NullBackend):
         return NullLaunch(*kernel, geometry, tuple(args), attrs or LaunchAttrs())
 
 
-def steps(tokens: int, element: DType) -> list[Step]:
+SMALL = DecoderShape("test", 512, 4, 1, 128, 768, 512, 16, layers=LAYERS)
+
+
+def steps(tokens: int, element: DType, shape: DecoderShape = SMALL) -> list[Step]:
     """The plan of a small decoder for one decode bucket, as Hopper plans it."""
-    shape = DecoderShape("test", 512, 4, 1, 128, 768, 512, 16, layers=LAYERS)
     recorded = record_decoder(shape)
     program = record(DenseDecoder(shape), recorded.spec, replace(recorded.layout, activation=element))
     weights = {value.name: plain(element) for value in program.weights()}
@@ -68,19 +71,9 @@ def steps(tokens: int, element: DType) -> list[Step]:
 @pytest.mark.parametrize("element", ELEMENTS)
 @pytest.mark.parametrize("tokens", [9, 17, 64, 65])
 def test_layers_of_up_to_64_tokens_are_fused_and_every_launch_fits(tokens: int, element: DType) -> None:
-    backend = CheckingBackend()
     found = steps(tokens, element)
     for step in found:
-        operands = {name: Buffer(1 << 20, 1 << 30) for name in step.need.operands}
-        context = BindContext(
-            backend,
-            operands,
-            1 << 12,
-            Buffer(1 << 13, step.implementation.scratch_bytes(step.need)),
-            132,
-        )
-        launches = step.implementation.bind(step.need, context)
-        assert {(launch.module, launch.entry) for launch in launches} <= set(step.implementation.kernels)
+        assert {(launch.module, launch.entry) for launch in launches(step)} <= set(step.implementation.kernels)
     names = [step.implementation.name.removesuffix(".f16") for step in found]
     fused = tokens <= 64
     chained = fused and element is DType.BF16
@@ -88,6 +81,47 @@ def test_layers_of_up_to_64_tokens_are_fused_and_every_launch_fits(tokens: int, 
     assert names.count("linear_add_qkv_skinny") == (LAYERS - 1 if chained else 0)
     assert names.count("norm_gate_up_skinny") == (LAYERS if fused and not chained else 0)
     assert names.count("norm_qkv_skinny") == (1 if chained else LAYERS if fused else 0)
+
+
+def launches(step: Step) -> list[NullLaunch]:
+    """What a step launches, checked against declarations and device."""
+    operands = {name: Buffer(1 << 20, 1 << 30) for name in step.need.operands}
+    scratch = Buffer(1 << 13, step.implementation.scratch_bytes(step.need))
+    return list(step.implementation.bind(step.need, BindContext(CheckingBackend(), operands, 1 << 12, scratch, 132)))
+
+
+@pytest.mark.parametrize("element", ELEMENTS)
+@pytest.mark.parametrize("tokens", [256, 512, 2048])
+@pytest.mark.parametrize(
+    "shape", [SMALL, replace(SMALL, head_norm=True), replace(SMALL, head_dim=64, heads=9, kv_heads=3)]
+)
+def test_a_layer_of_a_prompt_is_seven_launches_that_fit(shape: DecoderShape, tokens: int, element: DType) -> None:
+    found = steps(tokens, element, shape)
+    names = [step.implementation.name.removesuffix(".f16") for step in found]
+    before = f"norm_qkv_{'heads_' if shape.head_norm else ''}rope_append_tma_{shape.head_dim}"
+    assert names.count(before) == names.count("norm_gate_up_tma") == LAYERS
+    for step in found:
+        made = launches(step)
+        assert {(launch.module, launch.entry) for launch in made} <= set(step.implementation.kernels)
+        if "_tma" in step.implementation.name:
+            last = made[-1]
+            clusters, shared = last.geometry.grid[0] // 2, last.geometry.shared
+            assert last.attrs.cluster == (2, 1, 1)
+            assert 1 <= clusters <= 66
+            assert shared + STATIC <= H100.shared
+    layers = [
+        name for name in names if name in (before, "norm_gate_up_tma") or name.startswith(("linear_add", "paged"))
+    ]
+    assert len(layers) == 5 * LAYERS  # two of them begin with a launch for their norm
+
+
+@pytest.mark.parametrize(
+    ("tokens", "rows", "narrow"), [(512, 4096, True), (2048, 1024, True), (2048, 4096, False), (8192, 1024, False)]
+)
+def test_products_of_prompts_have_the_tiles_that_fill_the_machine(tokens: int, rows: int, narrow: bool) -> None:
+    best = min(INSTANCES, key=lambda tiles: tiles.time(tokens, rows))
+    assert best is (NARROW if narrow else WIDE)
+    assert best.busy(tokens, rows) > 0.9
 
 
 @pytest.mark.parametrize(
