@@ -90,11 +90,14 @@ def sessions(draw):
         max_prefill_tokens=draw(st.integers(1, 12)),
         max_mixed_tokens=draw(st.none() | st.integers(1, 12)),
         penalty_rows=draw(st.integers(0, 2)),
+        prefix_cache=draw(st.booleans()),
     )
+    common = draw(st.lists(st.integers(0, VOCAB - 1), max_size=30))
     script = {}
     requests = []
     for index in range(draw(st.integers(1, 7))):
-        prompt = draw(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=40))
+        prompt = common[: draw(st.integers(0, len(common)))]
+        prompt += draw(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=40 - len(prompt)))
         item = Generate(str(index), tuple(prompt), draw(sampling_params(limits)))
         requests.append(item)
         script.setdefault(draw(st.integers(0, 8)), []).append(item)
@@ -172,7 +175,7 @@ def test_gauges_tell_the_load_after_each_step():
     session.send(*(request(str(i), range(3), max_tokens=3, ignore_eos=True) for i in range(5)))
     session.run()
     gauges = [result.gauges for result in session.results]
-    assert gauges[0] == Gauges(2, 3, 8, 96, 1, 0)
+    assert gauges[0] == Gauges(2, 3, 8, 96, 1, 0, 0, 0)
     assert gauges[1] == Gauges(4, 1, 16, 96, 2, 0)
     assert gauges[-1] == Gauges(0, 0, 0, 96, len(gauges), 0)
 

@@ -47,21 +47,27 @@ def requests(vocab):
     ]
 
 
-def run(built, items, **changes):
+def engine_of(built, **changes):
     limits = replace(built.limits, **changes)
     info = Ready(limits.max_seq_len, limits.layout.slots, limits.vocab_size, "test")
-    engine = Engine(
-        runner=built.runner,
-        scheduler=Scheduler(limits),
-        text=built.tokenizer,
-        eos=built.model.spec.eos_token_ids,
-        info=info,
-    )
+    eos = built.model.spec.eos_token_ids
+    return Engine(runner=built.runner, scheduler=Scheduler(limits), text=built.tokenizer, eos=eos, info=info)
+
+
+def serve(engine, items):
+    """Answers with their log-probabilities, the last gauges, and how many tokens each request found."""
     session = Session(engine=engine)
     session.send(*items)
     session.run()
+    engine._closed = False  # the next session goes on with what this one left
+    found = {item.id: session.deltas(item.id)[-1].cached_tokens for item in items}
     positions = {item.id: [p for d in session.deltas(item.id) for p in d.logprobs] for item in items}
-    return {item.id: (session.answer(item.id), positions[item.id]) for item in items}, session.results[-1].gauges
+    answers = {item.id: (session.answer(item.id), positions[item.id]) for item in items}
+    return answers, session.results[-1].gauges, found
+
+
+def run(built, items, **changes):
+    return serve(engine_of(built, **changes), items)[:2]
 
 
 def test_alone_together_and_preempted_give_the_same(built):
@@ -77,6 +83,32 @@ def test_alone_together_and_preempted_give_the_same(built):
     assert together == alone
     assert scarce == alone
     assert len({tuple(tokens) for (tokens, *_), _ in alone.values()}) == len(items)
+
+
+def test_the_prefix_cache_changes_no_token_and_no_bit(built):
+    """Prompts that begin alike, a second turn of each, and too few pages for all that could be kept."""
+    draw = np.random.default_rng(9)
+    ids = draw.integers(0, built.limits.vocab_size, size=200).tolist()
+    kinds = [request.sampling for request in requests(built.limits.vocab_size)]
+    first = [
+        Generate(str(i), (*ids[: 16 * (i % 4) + (i % 3) * 5], *ids[180 : 182 + i]), replace(kinds[i], max_tokens=40))
+        for i in range(12)
+    ] + [Generate(f"same {i}", tuple(ids[:64]), replace(kinds[1], seed=i, max_tokens=40)) for i in range(4)]
+    plain, _ = run(built, first, prefix_cache=False)
+    second = [Generate(f"{r.id}+", (*r.prompt, *plain[r.id][0][0], 7), r.sampling) for r in first]
+    plain |= run(built, second, prefix_cache=False)[0]
+    engine = engine_of(built, prefix_cache=True)
+    cached, _, found = serve(engine, first)
+    again, _, found_again = serve(engine, second)
+    assert cached | again == plain
+    assert all(found[f"same {i}"] == 48 for i in (1, 2, 3))
+    assert all(found_again[r.id] >= len(r.prompt) - len(plain[r.id][0][0]) - 32 for r in second)
+    blocks = -(-built.limits.max_seq_len // built.limits.page_tokens)
+    scarce = engine_of(built, prefix_cache=True, pages=(blocks + 2,), max_prefill_tokens=13)
+    results = [serve(scarce, some) for some in (first, second)]
+    assert results[0][0] | results[1][0] == plain
+    assert results[-1][1].preemptions > 0
+    assert results[-1][1].kv_tokens_evicted > 0
 
 
 def test_forbidden_and_favoured_tokens(built):

@@ -15,9 +15,10 @@ from atlas_core.engine.inputs import InputLayout, InputWriter
 from atlas_core.engine.rings import Results, Rings
 from atlas_core.engine.runner import Runner
 from atlas_core.model.planner import Bucket
+from atlas_core.ops.references import PROMPT_BIT
 from atlas_core.ops.step import Count, Word
 from atlas_core.runtime.null import Injection, NullBackend
-from atlas_core.scheduler.plan import Scored
+from atlas_core.scheduler.plan import Counted, Scored
 from atlas_core.scheduler.scheduler import Scheduler
 from atlas_core.vocab.errors import DeviceError, EngineError
 from atlas_core.vocab.kernel import Geometry, i32
@@ -190,13 +191,19 @@ class Machine:
             ],
             updates=inputs["updates"][: 2 * updates].reshape(-1, 2).tolist(),
             clear_penalty=[],
+            counted=[],
             max_query=int(np.diff(cu_q).max()),
         )
         # The scripted device keeps counts of its own; what the runner cleared in device memory is cleared there too.
         penalty = self.array(self.states["penalty"]).reshape(-1, VOCAB)
         plan.clear_penalty = [row for row in range(len(penalty)) if not penalty[row].any()]
+        plan.counted = [
+            _counted(row, penalty[row]) for row in range(len(penalty)) if set(penalty[row]) not in ({0}, {1})
+        ]
         sampled = self.device.run(plan)
-        penalty[[row for row, counts in self.device.penalty.items() if counts]] = 1
+        penalty[[row for row, counts in self.device.penalty.items() if counts]] = (
+            1  # a mark: the counts are the device's
+        )
         self.array(self.activations["sampled"])[:rows] = sampled
         ids = self.array(self.activations["logprob_ids"]).reshape(-1, WIDE)
         values = self.array(self.activations["logprob_values"], np.float32).reshape(-1, WIDE)
@@ -212,6 +219,11 @@ class Machine:
             ids[row, : len(entry.ids)] = entry.ids
             values[row, : len(entry.ids)] = entry.values
             logits[row] = np.arange(VOCAB) == token
+
+
+def _counted(row, words):
+    prompt = tuple(np.flatnonzero(words & PROMPT_BIT).tolist())
+    return Counted(row, prompt, tuple(np.repeat(np.arange(VOCAB), words & (PROMPT_BIT - 1)).tolist()))
 
 
 def items():
@@ -248,6 +260,24 @@ def plans(count):
     scheduler = Scheduler(LIMITS)
     scheduler.submit(request("a", max_tokens=9), seed=7, stop_ids=())
     return [scheduler.schedule() for _ in range(count)]
+
+
+@pytest.mark.parametrize("linked", [False, True])
+def test_penalty_rows_hold_what_was_found_in_the_prefix_cache(linked):
+    limits = replace(LIMITS, prefix_cache=True)
+    machine = Machine(asynchronous=True, linked=linked, limits=limits)
+    session = Session(engine=make_engine(limits, machine.runner))
+    prompt = [3, 3, 8, 0, 1, 2, 5, 9]
+    first = request("a", prompt, max_tokens=30, ignore_eos=True, repetition_penalty=1.5)
+    # The same again, while others make it give way: then it finds generated tokens too.
+    others = [request(str(i), range(i, i + 30), max_tokens=30, ignore_eos=True, seed=i) for i in range(2)]
+    again = request("b", prompt, max_tokens=30, ignore_eos=True, repetition_penalty=1.5)
+    session.send(*others, first, again)
+    session.run()
+    assert session.results[-1].gauges.preemptions > 0
+    assert session.deltas("b")[-1].cached_tokens >= 4
+    for item in (first, *others, again):
+        assert session.answer(item.id) == expected(item)
 
 
 def test_the_smallest_bucket_that_fits_is_taken():

@@ -74,6 +74,7 @@ class ScriptedDevice:
         self.layout = limits.layout
         self.slots = [POISON] * self.layout.words
         self.pages = [[[POISON] * limits.page_tokens for _ in range(count)] for count in limits.pages]
+        self.written = {}  # (group, page, place) -> (step, slot)
         self.penalty = {row: Counter({"stale": 1}) for row in range(limits.penalty_rows)}
         self.steps = 0
         self.tokens = 0
@@ -84,6 +85,10 @@ class ScriptedDevice:
         self.tokens += len(plan.token_ids)
         for row in plan.clear_penalty:
             self.penalty[row] = Counter()
+        for row, prompt, generated in plan.counted:
+            self.penalty[row] = Counter({("p", token): 1 for token in prompt}) + Counter(
+                ("g", token) for token in generated
+            )
         for word, value in plan.updates:
             assert -(2**31) <= value < 2**31
             self.slots[word] = value
@@ -132,14 +137,15 @@ class ScriptedDevice:
     def _place(self, slot, group, position):
         page = self.slots[self.layout.block(slot, group, position // self.limits.page_tokens)]
         assert page != POISON, f"position {position} of slot {slot} has no page"
-        return self.pages[group][page], position % self.limits.page_tokens
+        return page, position % self.limits.page_tokens
 
     def _append(self, slot, offset, given):
         token = self._get(slot, Word.LAST_TOKEN) if given < 0 else given
         position = self._get(slot, Word.POSITION) + offset
         for group in range(len(self.pages)):
             page, place = self._place(slot, group, position)
-            page[place] = token
+            self.pages[group][page][place] = token
+            self.written[group, page, place] = self.steps, slot
         row = self._get(slot, Word.PENALTY_ROW)
         if row >= 0:
             if position < self._get(slot, Word.PROMPT_LENGTH):
@@ -152,7 +158,9 @@ class ScriptedDevice:
         contexts = []
         for group in range(len(self.pages)):
             places = [self._place(slot, group, position) for position in range(end)]
-            contexts.append([page[place] for page, place in places])
+            contexts.append([self.pages[group][page][place] for page, place in places])
+            # Rows of one step do not see one another: what is shared was computed before.
+            assert all(step < self.steps or who == slot for step, who in (self.written[group, *at] for at in places))
         assert all(context == contexts[0] for context in contexts)
         row = self._get(slot, Word.PENALTY_ROW)
         counts = self.penalty[row] if row >= 0 else Counter()

@@ -30,6 +30,7 @@ class Harness:
         self.flight = deque()
         self.stops = {}
         self.out = {}
+        self.scored = {}
         self.finished = {}
 
     def submit(self, item, seed=1, stop_ids=()):
@@ -44,11 +45,24 @@ class Harness:
     def step(self):
         plan = self.scheduler.schedule()
         if plan is not None:
+            self.check_writers(plan)
+            for one in plan.scored:
+                self.scored.setdefault(plan.sequences[one.row].id, []).append(one.token)
             self.flight.append((plan, self.device.run(plan)))
         if self.flight and (plan is None or len(self.flight) > self.ahead):
             self.collect()
         self.scheduler.check_integrity()
         return plan
+
+    def check_writers(self, plan):
+        """Pages that a step writes are in one block table only."""
+        size = self.scheduler.limits.page_tokens
+        holdings = [s.holding for s in (*self.scheduler._running, *self.scheduler._leaving)]
+        for sequence, start, end in zip(plan.sequences, plan.cu_q, plan.cu_q[1:], strict=False):
+            first = (sequence.computed - (end - start)) // size
+            for group, pages in enumerate(sequence.holding.pages):
+                written = pages[first : -(-sequence.computed // size)]
+                assert sum(page in holding.pages[group] for holding in holdings for page in written) == len(written)
 
     def collect(self):
         for sequence, token in self.scheduler.complete(*self.flight.popleft()):
@@ -90,15 +104,19 @@ def workloads(draw):
         draw(st.integers(1, 9)),
         draw(st.integers(0, 2)),
         1000,
+        prefix_cache=draw(st.booleans()),
     )
     events = []
+    common = draw(st.lists(st.integers(0, VOCAB - 1), max_size=max_seq_len - 2))
     for index in range(draw(st.integers(1, 8))):
-        prompt = draw(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=max_seq_len - 1))
+        prompt = common[: draw(st.integers(0, len(common)))]
+        prompt += draw(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=max_seq_len - 1 - len(prompt)))
         sampling = SamplingParams(
             temperature=draw(st.sampled_from([0.0, 0.7])),
             max_tokens=draw(st.none() | st.integers(1, 12)),
             min_tokens=draw(st.integers(0, 4)),
             frequency_penalty=draw(st.sampled_from([0.0, 0.0, 1.0])) if limits.penalty_rows else 0.0,
+            prompt_logprobs=draw(st.sampled_from([None, None, None, 1])),
             logit_bias=tuple(
                 draw(st.lists(st.tuples(st.integers(0, VOCAB - 1), st.sampled_from([-3.0, 2.5])), max_size=2))
             ),
@@ -131,6 +149,8 @@ def test_every_request_gets_the_text_that_it_gets_alone(workload):
             assert got == want[: len(got)]
         else:
             assert got == want
+            scored = item.prompt[1:] if item.sampling.prompt_logprobs is not None else ()
+            assert tuple(harness.scored.get(item.id, ())) == scored
             assert harness.finished[item.id] == ("stop" if want[-1] in stop_ids else "length")
     assert_free(harness.scheduler)
 
@@ -243,6 +263,93 @@ def test_abort_while_waiting_in_prefill_and_in_flight():
     assert harness.out["c"] == oracle(request("c", range(8), max_tokens=20), 1, (), 32)
     assert harness.out["a"] == harness.out["d"] == []
     assert_free(harness.scheduler)
+
+
+CACHED = replace(LIMITS, pages=(16,), max_prefill_tokens=40, prefix_cache=True)
+
+
+def test_a_second_turn_computes_only_what_is_new():
+    harness = Harness(CACHED, ahead=1)
+    first = request("a", range(10), max_tokens=8)
+    harness.submit(first)
+    harness.drain()
+    assert harness.device.tokens == 10 + 7  # the last token goes nowhere
+    turn = request("b", [*range(10), *harness.out["a"], 40, 41], max_tokens=1)
+    harness.submit(turn)
+    harness.drain()
+    assert harness.out["b"] == oracle(turn, 1, (), 32)
+    assert harness.device.tokens == 17 + 20 - 16
+    assert (harness.scheduler.tokens_used, harness.scheduler.tokens_kept) == (0, 20)
+
+
+def test_equal_prompts_that_come_together_are_computed_once():
+    harness = Harness(CACHED)
+    items = [request(name, range(14), max_tokens=3, temperature=1.0) for name in "abc"]
+    for seed, item in enumerate(items):
+        harness.submit(item, seed)
+    assert [harness.step().token_ids, harness.step().cu_q] == [tuple(range(14)), (0, 1, 3, 5)]
+    assert [harness.scheduler.find(name).found for name in "abc"] == [0, 12, 12]
+    harness.drain()
+    assert [harness.out[item.id] for item in items] == [oracle(item, seed, (), 32) for seed, item in enumerate(items)]
+
+
+def test_a_piece_can_be_used_before_its_prompt_is_complete():
+    harness = Harness(replace(CACHED, max_prefill_tokens=9, max_mixed_tokens=8))
+    harness.submit(request("a", range(20), max_tokens=2))
+    harness.step()
+    harness.submit(request("b", [*range(8), 30], max_tokens=3))
+    harness.step()
+    assert harness.scheduler.find("a").computed == 18
+    harness.step()
+    assert harness.scheduler.find("b").found == 8
+    harness.drain()
+    assert harness.out["b"] == oracle(request("b", [*range(8), 30], max_tokens=3), 1, (), 32)
+
+
+def test_who_gave_way_finds_its_pages_again():
+    def computed(cached):
+        harness = Harness(replace(CACHED, pages=(9,), max_prefill_tokens=40, prefix_cache=cached))
+        items = [request(name, range(start, start + 12), max_tokens=18) for name, start in (("a", 0), ("b", 20))]
+        for item in items:
+            harness.submit(item)
+        harness.drain()
+        assert harness.scheduler.preemptions
+        assert [harness.out[item.id] for item in items] == [oracle(item, 1, (), 32) for item in items]
+        return harness.device.tokens
+
+    assert computed(cached=True) < computed(cached=False)
+
+
+def test_penalties_count_tokens_that_were_found():
+    harness = Harness(CACHED)
+    items = [request(name, [*range(9), 9], max_tokens=6, repetition_penalty=1.2) for name in "ab"]
+    harness.submit(items[0])
+    harness.drain()
+    harness.submit(items[1])
+    assert harness.step().counted == ((0, tuple(range(8)), ()),)
+    harness.drain()
+    assert harness.out["a"] == harness.out["b"] == oracle(items[0], 1, (), 32)
+
+
+def test_prompts_whose_every_token_is_scored_find_nothing():
+    harness = Harness(CACHED)
+    harness.submit(request("a", range(12), max_tokens=1))
+    harness.drain()
+    harness.submit(request("b", range(12), max_tokens=1, prompt_logprobs=0))
+    harness.step()
+    assert harness.scheduler.find("b").found == 0
+    harness.drain()
+    assert harness.scored["b"] == [*range(1, 12)]
+
+
+def test_a_step_looks_up_no_more_pages_than_one_sequence_may_have():
+    harness = Harness(replace(CACHED, pages=(24,)))
+    harness.submit(request("long", range(30), max_tokens=1))
+    harness.drain()
+    for name in "abc":
+        harness.submit(request(name, [*range(29), 40], max_tokens=2))
+    assert [len(harness.step().row_slot) for _ in range(2)] == [1, 2]
+    harness.drain()
 
 
 def test_every_slot_has_a_recurrent_state_of_its_own():

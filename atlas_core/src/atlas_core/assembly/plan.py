@@ -63,7 +63,7 @@ def make_plan(model: Model, machine: Machine, settings: Settings) -> StepPlan:
     Raises ResolveError for a node that nobody runs; it offers ``--transcode`` where that helps, with what it costs. Raises
     KernelError when kernels of the model's plugin are lost.
     """
-    settings = settled(settings, machine)
+    settings = _reusing(settled(settings, machine), model)
     machine.tree.require_roots(model.kernel_packages)
     try:
         return _planned(model, machine, settings)
@@ -72,6 +72,26 @@ def make_plan(model: Model, machine: Machine, settings: Settings) -> StepPlan:
         if not offers:
             raise
         raise ResolveError(error.what, error.why, f"pass {' or '.join(offers)}; or {error.cure}") from error
+
+
+def _reusing(settings: Settings, model: Model) -> Settings:
+    """Settings without a prefix cache for a model that none can serve.
+
+    Raises UsageError when it was asked for: pages alone do not bring a sequence forward whose layers also have recurrent states.
+    """
+    states = [cache.group for cache in model.spec.caches if not cache.paged]
+    if not states or not settings.prefix_cache:
+        return settings
+    source = settings.source("prefix_cache")
+    if source.level > Level.MODEL:
+        raise UsageError(
+            f"{source} asks for a prefix cache, and {model.spec.model_type} cannot have one yet",
+            f"its layers have recurrent states ({', '.join(states)}), of which no snapshots are kept",
+            "leave it out, or pass --no-prefix-cache",
+        )
+    return with_defaults(
+        settings, {"prefix_cache": False}, Source(Level.MODEL, f"recurrent states of {model.spec.model_type}")
+    )
 
 
 def _transcodings(model: Model, machine: Machine, settings: Settings) -> Iterator[str]:
@@ -131,6 +151,7 @@ def make_limits(
     return Limits(
         layout.slots, layout.page_tokens, pages, model.spec.vocab_size, max_seq_len, settings.max_prefill_tokens,
         layout.penalty_rows, settings.max_queue + layout.slots.slots, max_mixed_tokens=settings.max_mixed_tokens,
+        prefix_cache=settings.prefix_cache,
     )  # fmt: skip
 
 

@@ -46,8 +46,10 @@ def _parameter(option: Option) -> Callable[[F], F]:
         return click.argument("model", required=False, shell_complete=_complete_model)
     shown = f"default {option.default}" if option.default not in (None, ()) else f"default: {option.unset}"
     if option.kind.switch:
+        # What is on by itself needs a way to be turned off, and as many names for that.
+        names = [f"{name}/--no-{name[2:]}" if option.default else name for name in (option.flag, *option.aliases)]
         return click.option(
-            option.flag, *option.aliases, option.name, is_flag=True, flag_value="true", default=None,
+            *names, option.name, is_flag=True, default=None,
             help=f"{option.help} [{option.variable}; {shown}]",
         )  # fmt: skip
     return click.option(
@@ -61,7 +63,8 @@ def settings_from(params: Mapping[str, Any], environ: Mapping[str, str] | None =
 
     Raises UsageError for every mistake, and for a file that cannot be read.
     """
-    flags = {name: params[name] for name in OPTIONS if params.get(name) not in (None, ())}
+    given = {name: params[name] for name in OPTIONS if params.get(name) not in (None, ())}
+    flags = {name: str(value).lower() if isinstance(value, bool) else value for name, value in given.items()}
     return settings_from_environment(flags, environ, params.get("config"))
 
 

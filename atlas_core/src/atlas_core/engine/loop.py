@@ -269,6 +269,7 @@ class Engine:
             output = self._unstarted.pop(sequence.id, None)
             if output is not None:
                 output.started = now
+                output.cached_tokens = sequence.found or 0
 
     def _collect(self) -> None:
         plan, ticket = self._flight.popleft()
@@ -326,4 +327,6 @@ class Engine:
             scheduler.tokens_total,
             self._steps,
             scheduler.preemptions,
+            scheduler.tokens_kept,
+            scheduler.tokens_evicted,
         )

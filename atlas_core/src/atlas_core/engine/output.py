@@ -47,6 +47,7 @@ class Output:
         params = request.sampling
         self.id = request.id
         self.started: float | None = None
+        self.cached_tokens = 0
         self.stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else frozenset(eos))
         self._params = params
         self._text = text
@@ -120,7 +121,7 @@ class Output:
         failure = None if error is None else to_failure(error)
         scores, self._scores = tuple(self._scores), []
         return Delta(
-            self.id, tokens, text, positions, finish, stop, self._prompt_tokens, self._count, error=failure,
+            self.id, tokens, text, positions, finish, stop, self._prompt_tokens, self._count, self.cached_tokens, failure,
             reasoning_tokens=self._thought_tokens, started=self.started if self._count == 1 and tokens else None,
             prompt_logprobs=scores,
         )  # fmt: skip

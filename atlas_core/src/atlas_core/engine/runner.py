@@ -14,6 +14,7 @@ from atlas_core.engine.loop import StepOutput
 from atlas_core.engine.output import Alternatives
 from atlas_core.engine.rings import DEPTH, WIDE, Place, Results, Rings
 from atlas_core.model.planner import Bucket
+from atlas_core.ops.references import PROMPT_BIT
 from atlas_core.runtime.bound import WHOLE
 from atlas_core.scheduler.plan import StepPlan
 from atlas_core.vocab.errors import DeviceError, EngineError
@@ -118,6 +119,11 @@ class Runner:
         row_bytes = self._vocab_size * _WORD
         for row in plan.clear_penalty:
             backend.memset_async(self._penalty.address + row * row_bytes, 0, row_bytes, stream)
+        for row, prompt, generated in plan.counted:
+            # At once: no step in flight knows the row.
+            counts = np.bincount(generated, minlength=self._vocab_size).astype(np.int32)
+            counts[list(prompt)] |= PROMPT_BIT
+            backend.copy_h2d(counts.data.cast("B"), self._penalty.address + row * row_bytes)
 
     def sample(self, ticket: Ticket) -> None:
         """Bring the masks while the device is busy with FORWARD, replay SAMPLE, and have the results copied; see StepRunner."""

@@ -15,7 +15,7 @@ from atlas_core.plugins.identity import Identity, difference
 from atlas_core.vocab.errors import EngineError
 from atlas_core.vocab.messages import Abort, Drain, Faulted, Generate, Hello, Progress, Ready, StepResult
 
-VERSION = 3
+VERSION = 4
 MAX_FRAME = 64 << 20
 """Bytes. A prompt of a million tokens takes five."""
 

@@ -65,6 +65,7 @@ def accept(request: Generate, order: int, *, seed: int, stop_ids: Iterable[int],
         banned=len(banned),
         penalised=params.penalised,
         scoring=params.prompt_logprobs,
+        space=request.space,
     )
 
 

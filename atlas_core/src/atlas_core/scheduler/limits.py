@@ -19,7 +19,7 @@ class Limits:
     counts prompt and generated tokens. ``max_prefill_tokens`` bounds the tokens of one step that are not a running
     sequence's next one, and ``max_mixed_tokens`` all tokens of a step in which running sequences get theirs, see
     ``prompt_tokens``. ``max_waiting`` requests may wait beyond those that find a free slot; ``retry_after`` seconds are told to
-    the refused.
+    the refused. ``prefix_cache``: full pages are kept for prompts that begin alike.
 
     Raises BudgetError when one sequence of ``max_seq_len`` could not run even alone, since then no preemption would
     help it.
@@ -35,6 +35,7 @@ class Limits:
     max_waiting: int
     retry_after: float = 1.0
     max_mixed_tokens: int | None = None
+    prefix_cache: bool = False
 
     def __post_init__(self) -> None:
         if not self.pages or len(self.pages) != len(self.layout.table_blocks):
@@ -79,8 +80,13 @@ class Limits:
         """No step has more slot updates.
 
         Every slot may be filled anew, lower its bias count, switch its mask, and begin a page in each group beside those that prefill
-        fills.
+        fills and those that are found.
         """
         slots, groups = self.layout.slots, len(self.pages)
         pages = groups * (2 * slots + self.max_prefill_tokens // self.page_tokens)
-        return slots * (FIELDS + 2) + 2 * self.layout.bias_pairs + pages
+        return slots * (FIELDS + 2) + 2 * self.layout.bias_pairs + pages + self.max_found
+
+    @property
+    def max_found(self) -> int:
+        """No step has more block table entries of pages that were found in the prefix cache: one sequence may find all of its own."""
+        return sum(self.layout.table_blocks) if self.prefix_cache else 0

@@ -20,6 +20,14 @@ class Scored(NamedTuple):
     alternatives: int
 
 
+class Counted(NamedTuple):
+    """What ``row`` of the penalty pool shall hold before the step: tokens that a sequence need not compute, those of its prompt apart."""
+
+    row: int
+    prompt: tuple[int, ...]
+    generated: tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class StepPlan:
     """Rows of a step.
@@ -29,7 +37,7 @@ class StepPlan:
     ``logits_rows`` are the tokens whose logits are wanted and ``sample_row`` the rows that they belong to, or -1 for those that are not
     sampled from: ``scored`` tells what else they are for. ``updates``
     are (word, value) pairs for the slots array, int32. ``clear_penalty`` are rows of the penalty pool to be zeroed
-    before the step. ``logprobs`` says whether any sampled row wants them. ``masks`` are slots whose token mask is to be
+    before the step, and ``counted`` those that shall hold something. ``logprobs`` says whether any sampled row wants them. ``masks`` are slots whose token mask is to be
     written before the step samples, with who writes it; ``late`` when one of them depends on a token of the step before.
     """
 
@@ -45,6 +53,7 @@ class StepPlan:
     masks: tuple[tuple[int, Restriction], ...] = ()
     scored: tuple[Scored, ...] = ()
     late: bool = False
+    counted: tuple[Counted, ...] = ()
 
     @property
     def max_query(self) -> int:
@@ -68,6 +77,7 @@ class PlanBuilder:
     _masks: list[tuple[int, Restriction]] = field(default_factory=list)
     _scored: list[Scored] = field(default_factory=list)
     _late: bool = False
+    _counted: list[Counted] = field(default_factory=list)
 
     @property
     def logits(self) -> int:
@@ -86,6 +96,10 @@ class PlanBuilder:
     def clear_penalty(self, row: int) -> None:
         """Zero a row of the penalty pool."""
         self._clear_penalty.append(row)
+
+    def count(self, row: int, prompt: Iterable[int], generated: Iterable[int]) -> None:
+        """Have a row of the penalty pool hold these tokens."""
+        self._counted.append(Counted(row, tuple(prompt), tuple(generated)))
 
     def mask(self, slot: int, restriction: Restriction, *, late: bool) -> None:
         """Let ``restriction`` write the slot's mask; ``late``: it waits for a token that has been asked of the device."""
@@ -117,7 +131,7 @@ class PlanBuilder:
         return StepPlan(
             tuple(self._sequences), tuple(self._row_slot), tuple(self._token_ids), tuple(self._cu_q),
             tuple(self._logits_rows), tuple(self._sample_row), tuple(self._updates), tuple(self._clear_penalty),
-            self._logprobs, tuple(self._masks), tuple(self._scored), self._late,
+            self._logprobs, tuple(self._masks), tuple(self._scored), self._late, tuple(self._counted),
         )  # fmt: skip
 
 

@@ -2,7 +2,8 @@
 
 Sequences start in order of arrival, when a slot, all pages of what they bring and their pooled resources are free. When
 a running one needs a page and none is free, the youngest gives its place up and later computes its tokens again: its
-text does not change, since randomness depends on the position only. Steps may be planned before the results of earlier
+text does not change, since randomness depends on the position only. What a prompt has in common with earlier ones is not
+computed again while its pages are there (scheduler.prefix). Steps may be planned before the results of earlier
 ones are known; a slot and its pages are reused only after every step that was launched with them has been collected.
 """
 
@@ -12,9 +13,9 @@ from collections.abc import Sequence as Tokens
 
 from atlas_core.ops.step import Word
 from atlas_core.scheduler.admission import accept
-from atlas_core.scheduler.blocks import BlockPool
 from atlas_core.scheduler.limits import Limits
 from atlas_core.scheduler.plan import LAST_TOKEN_MARKER, PlanBuilder, StepPlan
+from atlas_core.scheduler.prefix import PageStore
 from atlas_core.scheduler.ranges import RangePool
 from atlas_core.scheduler.sequence import Holding, Restriction, Sequence, State
 from atlas_core.vocab.errors import EngineError, RequestError
@@ -36,7 +37,7 @@ class Scheduler:
         self._running: list[Sequence] = []
         self._leaving: list[Sequence] = []
         self._arrivals = 0
-        self._pages = tuple(BlockPool(pages) for pages in limits.pages)
+        self._pages = PageStore(limits.pages, limits.page_tokens, keep=limits.prefix_cache)
         self._slots = RangePool(limits.layout.slots)
         self._penalty_rows = RangePool(limits.penalty_rows)
         self._bias = RangePool(limits.layout.bias_pairs)
@@ -59,8 +60,17 @@ class Scheduler:
     @property
     def tokens_used(self) -> int:
         """Positions in pages that are held, in the fullest cache group."""
-        used = (pool.pages - pool.free for pool in self._pages)
-        return max(used, default=0) * self.limits.page_tokens
+        return self._pages.used * self.limits.page_tokens
+
+    @property
+    def tokens_kept(self) -> int:
+        """Positions in pages that nobody holds and that a later prompt may begin with."""
+        return self._pages.kept * self.limits.page_tokens
+
+    @property
+    def tokens_evicted(self) -> int:
+        """Positions in kept pages that were given away, since the start."""
+        return self._pages.evicted * self.limits.page_tokens
 
     @property
     def tokens_total(self) -> int:
@@ -118,6 +128,7 @@ class Scheduler:
     def schedule(self) -> StepPlan | None:
         """The next step, or None when nothing can run before a step in flight is collected (or at all)."""
         plan = PlanBuilder()
+        self._pages.begin_step()
         preempted = self._decode(plan)
         budget = self._prefill(plan, self.limits.prompt_tokens(plan.rows))
         if not preempted and all(sequence.finished for sequence in self._leaving):
@@ -141,6 +152,7 @@ class Scheduler:
             sequence.pending -= 1
             if not sequence.finished:
                 sequence.tokens.append(token)
+                self._share(sequence)
                 if sequence.restriction is not None:
                     sequence.restriction.accept(token)
                 accepted.append((sequence, token))
@@ -156,8 +168,7 @@ class Scheduler:
         holding = [sequence.holding for sequence in (*self._running, *self._leaving) if sequence.holding]
         if len(holding) != len(self._running) + len(self._leaving) or any(s.holding for s in self._waiting):
             raise EngineError("a running sequence holds nothing, or a waiting one holds something")
-        for group, pool in enumerate(self._pages):
-            pool.check_integrity(page for h in holding for page in h.pages[group])
+        self._pages.check_integrity((h.chain, h.pages) for h in holding)
         self._slots.check_integrity((h.slot, 1) for h in holding)
         self._penalty_rows.check_integrity((h.penalty_row, 1) for h in holding if h.penalty_row is not None)
         self._bias.check_integrity(h.bias for h in holding if h.bias is not None)
@@ -189,27 +200,37 @@ class Scheduler:
 
     def _admit(self, plan: PlanBuilder, budget: int) -> None:
         """Start waiting sequences in order, as long as the first of them finds everything that it needs."""
+        entries = self.limits.max_found
         while self._waiting and budget:
             sequence = self._waiting[0]
-            holding = self._hold(sequence)
+            holding = self._hold(sequence, entries)
             if holding is None:
                 return
             self._waiting.popleft()
             sequence.holding = holding
             sequence.state = State.RUNNING
-            sequence.computed, sequence.prefill_end = 0, len(sequence.tokens)
+            found = len(holding.chain.nodes)
+            entries -= found * len(holding.pages)
+            sequence.computed, sequence.prefill_end = found * self.limits.page_tokens, len(sequence.tokens)
+            if sequence.found is None:
+                sequence.found = sequence.computed
             self._running.append(sequence)
             self._fill_slot(plan, sequence, holding)
             budget -= self._row(plan, sequence, _count(sequence, budget, self._scores(plan, 0)))
 
-    def _hold(self, sequence: Sequence) -> Holding | None:
+    def _hold(self, sequence: Sequence, entries: int) -> Holding | None:
         """Everything that a waiting sequence needs to start, or None, with nothing taken.
 
-        A page is left for each running sequence, so that a newcomer does not cost them their place at once.
+        A page is left for each running sequence, so that a newcomer does not cost them their place at once. ``entries`` of block
+        tables may still be written for pages that are found. Who would compute what this very step computes for another, waits for it.
         """
-        need = self.limits.pages_for(len(sequence.tokens))
-        reserve = len(self._running)
-        if any(pool.free < need + reserve for pool in self._pages):
+        if self._slots.used == self.limits.layout.slots:
+            return None
+        match = self._pages.match(sequence.space, sequence.tokens, sequence.reusable)
+        need = self.limits.pages_for(len(sequence.tokens)) - len(match.nodes)
+        if match.soon or len(match.nodes) * len(self.limits.pages) > entries:
+            return None
+        if self._pages.available - match.idle < need + len(self._running):
             return None
         slot = self._slots.allocate(1)
         penalty_row = self._penalty_rows.allocate(1) if sequence.penalised else None
@@ -217,8 +238,8 @@ class Scheduler:
         missing = slot is None or (sequence.penalised and penalty_row is None) or (sequence.pairs and start is None)
         bias = None if start is None else (start, len(sequence.pairs))
         if slot is not None and not missing:
-            pages = [pool.allocate(need) for pool in self._pages]
-            return Holding(slot, pages, [0] * len(pages), penalty_row, bias)
+            chain, pages = self._pages.take(sequence.space, match, need)
+            return Holding(slot, pages, [0] * len(pages), penalty_row, bias, chain)
         if slot is not None:
             self._slots.release(slot, 1)
         if penalty_row is not None:
@@ -235,6 +256,7 @@ class Scheduler:
         sequence.bans = sequence.banned > 0 and sequence.generated < sequence.min_new
         words = {
             **sequence.fields,
+            Word.POSITION: sequence.computed,
             Word.PENALTY_ROW: -1 if holding.penalty_row is None else holding.penalty_row,
             # One state a slot, renewed in place: nothing forks or goes back yet.
             Word.STATE_IN: holding.slot,
@@ -247,8 +269,11 @@ class Scheduler:
         for index, (token, bits) in enumerate(sequence.pairs, start):
             plan.update(layout.bias_start + 2 * index, token)
             plan.update(layout.bias_start + 2 * index + 1, bits)
-        if holding.penalty_row is not None:
+        if holding.penalty_row is not None and not sequence.computed:
             plan.clear_penalty(holding.penalty_row)
+        elif holding.penalty_row is not None:
+            prompt = min(sequence.computed, sequence.prompt_length)
+            plan.count(holding.penalty_row, sequence.tokens[:prompt], sequence.tokens[prompt : sequence.computed])
 
     def _row(self, plan: PlanBuilder, sequence: Sequence, count: int) -> int:
         """Plan the sequence's next ``count`` tokens; returns ``count``."""
@@ -272,7 +297,13 @@ class Scheduler:
         sequence.computed = end
         sequence.pending += sampled
         sequence.in_flight += 1
+        self._share(sequence)
         return count
+
+    def _share(self, sequence: Sequence) -> None:
+        """Let others use the pages whose tokens are known and given to the device."""
+        holding = _held(sequence)
+        self._pages.share(holding.chain, sequence.tokens, holding.pages, min(sequence.computed, len(sequence.tokens)))
 
     def _score(self, plan: PlanBuilder, sequence: Sequence, start: int, end: int) -> None:
         """Ask for the log-probabilities of the prompt tokens behind those from ``start`` to ``end``, each once."""
@@ -294,7 +325,7 @@ class Scheduler:
     def _grow(self, sequence: Sequence) -> bool:
         """Make room for one more token, by preemption if need be; False when the sequence cannot go on in this step."""
         need = self.limits.pages_for(sequence.computed + 1) - len(_held(sequence).pages[0])
-        while need > 0 and any(pool.free < need for pool in self._pages):
+        while need > 0 and self._pages.available < need:
             if self._leaving:
                 return False  # pages come back when the steps in flight are collected
             victim = self._running[-1]
@@ -303,8 +334,8 @@ class Scheduler:
             if victim is sequence:
                 return False
         if need > 0:
-            for pool, pages in zip(self._pages, _held(sequence).pages, strict=True):
-                pages.extend(pool.allocate(need))
+            for pages, more in zip(_held(sequence).pages, self._pages.allocate(need), strict=True):
+                pages.extend(more)
         return True
 
     def _leave(self, sequence: Sequence) -> None:
@@ -319,8 +350,7 @@ class Scheduler:
     def _let_go(self, sequence: Sequence) -> None:
         """Give back what a sequence holds; unless it has finished, it goes to its old place in the line."""
         holding = _held(sequence)
-        for pool, pages in zip(self._pages, holding.pages, strict=True):
-            pool.release(pages)
+        self._pages.release(holding.chain, holding.pages)
         self._slots.release(holding.slot, 1)
         if holding.penalty_row is not None:
             self._penalty_rows.release(holding.penalty_row, 1)

@@ -6,6 +6,7 @@ from enum import Enum, auto
 from typing import Any, Protocol
 
 from atlas_core.ops.step import Word
+from atlas_core.scheduler.prefix import Chain
 
 
 class State(Enum):
@@ -44,7 +45,7 @@ class Restriction(Protocol):
 class Holding:
     """What a running sequence holds.
 
-    ``tabled`` is the number of block table entries that the device knows, per group.
+    ``tabled`` is the number of block table entries that the device knows, per group. ``chain`` is what of ``pages`` others may use.
     """
 
     slot: int
@@ -52,6 +53,7 @@ class Holding:
     tabled: list[int]
     penalty_row: int | None
     bias: tuple[int, int] | None
+    chain: Chain
 
 
 @dataclass(slots=True, eq=False)
@@ -65,6 +67,8 @@ class Sequence:
     tokens until ``min_new`` are generated. ``order`` is the place in the line, kept through preemption. ``fields`` are
     the slot words that do not depend on the slot. ``masked`` is whether the device applies the slot's mask. ``scoring`` is the number
     of alternatives wanted for each prompt token, None for none; the first ``scored`` tokens have been asked about their successors.
+    Pages are shared within one name ``space`` only. ``found`` tokens had been computed before the sequence ran for the first time, None
+    before it does.
     """
 
     id: str
@@ -89,6 +93,8 @@ class Sequence:
     masked: bool = False
     scoring: int | None = None
     scored: int = 0
+    space: str = ""
+    found: int | None = None
 
     @property
     def generated(self) -> int:
@@ -104,6 +110,12 @@ class Sequence:
     def unscored(self) -> bool:
         """Whether prompt tokens are left whose log-probabilities have to be asked for."""
         return self.scoring is not None and self.scored < self.prompt_length - 1
+
+    @property
+    def reusable(self) -> int:
+        """Tokens at the beginning that need not be computed if their pages are there: the last one is sampled from."""
+        most = len(self.tokens) - 1
+        return min(most, self.scored) if self.unscored else most
 
     @property
     def complete(self) -> bool:

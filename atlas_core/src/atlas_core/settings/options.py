@@ -110,6 +110,13 @@ class Settings:
         "f32", choice("f32", "bf16", "f16"), "Machine", "Type of activations; kernels must exist for it."
     )
     block_size: int = _option(16, integer(1, 1024), "Machine", "Tokens of one page of the KV cache.")
+    prefix_cache: bool = _option(
+        True,
+        switch(),
+        "Machine",
+        "Keep what was computed of a prompt, for later prompts that begin alike.",
+        aliases=("--enable-prefix-caching",),
+    )
     threads: int | None = _option(
         None, integer(1, 4096), "Machine", "Threads that compute.", unset="as many as there are processors; CPU only"
     )

@@ -27,7 +27,8 @@ class Thinking:
 class Generate:
     """Ask for one sequence. ``id`` is unique among live requests; ``arrival`` is the caller's monotonic time, seconds.
 
-    ``grammar``, unless empty, is what the whole output must follow (see text.grammar), a thought at its beginning included.
+    ``grammar``, unless empty, is what the whole output must follow (see text.grammar), a thought at its beginning included. What was
+    computed for others is used within one name ``space`` only.
     """
 
     id: str
@@ -36,6 +37,7 @@ class Generate:
     arrival: float = 0.0
     grammar: str = ""
     thinking: Thinking | None = None
+    space: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +112,11 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Gauges:
-    """The engine's load, sent with every step."""
+    """The engine's load, sent with every step.
+
+    ``kv_tokens_kept`` positions hold something that nobody uses now and a prompt may begin with; they count as free. ``kv_tokens_evicted``
+    of such were given away since the start.
+    """
 
     running: int = 0
     waiting: int = 0
@@ -118,6 +124,8 @@ class Gauges:
     kv_tokens_total: int = 0
     steps: int = 0
     preemptions: int = 0
+    kv_tokens_kept: int = 0
+    kv_tokens_evicted: int = 0
 
 
 @dataclass(frozen=True, slots=True)
