@@ -23,6 +23,7 @@ from atlas_core.server.metrics import Metrics
 from atlas_core.server.options import ServerOptions
 from atlas_core.server.ports import ServedModel, Service
 from atlas_core.server.schema import Request, read_request, unknown_fields
+from atlas_core.server.space import space_of
 from atlas_core.server.translate import check_scores, drawn, only_ranked, sampling_params, sequences
 from atlas_core.server.turn import Output, Turn
 from atlas_core.vocab.errors import RequestError
@@ -104,7 +105,7 @@ class Generation(Generic[R]):
     ) -> None:
         record = record_of(scope)
         record.model, record.requested, record.stream = model, request.model or "", bool(request.stream)
-        turn = await make_turn(self._face, service, model, request, arrival)
+        turn = await make_turn(self._face, service, model, request, arrival, scope)
         outputs = [Output() for _ in turn.sequences]
         deltas = run(service.engine, turn, places, self._shared.metrics, self._shared.clock, record)
         try:
@@ -118,9 +119,13 @@ class Generation(Generic[R]):
             write_down(record, outputs, turn.n)
 
 
-async def make_turn(face: Face[R], service: Service, model: str, request: R, arrival: float) -> Turn:
-    """``request`` as the internal turn; ``model`` is the name to answer with, ``arrival`` monotonic time. Raises RequestError."""
+async def make_turn(face: Face[R], service: Service, model: str, request: R, arrival: float, scope: Scope) -> Turn:
+    """``request`` as the internal turn; ``model`` is the name to answer with, ``arrival`` monotonic time. Raises RequestError.
+
+    The ``scope`` tells whose request it is.
+    """
     info, served = service.engine.info, service.model
+    space = space_of(scope, request.cache_salt)
     reading = face.reading(request, served)
     asked = sampling_params(request, served.sampling, info)
     sampling = _heard(asked, reading, served)
@@ -137,7 +142,7 @@ async def make_turn(face: Face[R], service: Service, model: str, request: R, arr
     options = request.stream_options
     return Turn(
         answer_id, int(time.time()), model, info.fingerprint, tuple(prompts), n,
-        sequences(prompts, n, sampling, answer_id, arrival),
+        sequences(prompts, n, sampling, answer_id, arrival, space),
         hidden=served.tokenizer.special_ids - set(sampling.shown_tokens) if sampling.skip_special_tokens else frozenset(),
         stream=bool(request.stream),
         include_usage=bool(options and options.include_usage),

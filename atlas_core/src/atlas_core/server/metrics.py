@@ -123,6 +123,14 @@ class _EngineGauges(Collector):
         yield _gauge("atlas_requests_waiting", "Sequences waiting for their first step.", now.waiting)
         yield _gauge("atlas_kv_tokens_used", "Cache positions in use.", now.kv_tokens_used)
         yield _gauge("atlas_kv_tokens_total", "Cache positions there are.", total)
+        yield _gauge(
+            "atlas_kv_tokens_kept",
+            "Cache positions that are free and that a prompt may begin with.",
+            now.kv_tokens_kept,
+        )
+        yield CounterMetricFamily(
+            "atlas_kv_tokens_evicted", "Such positions that were given away.", value=now.kv_tokens_evicted
+        )
         usage = now.kv_tokens_used / total if total else 0.0
         yield _gauge("atlas_kv_usage_ratio", "Share of the cache in use, 0 to 1.", usage)
         pages = total // info.page_tokens if info.page_tokens else 0

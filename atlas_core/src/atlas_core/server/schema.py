@@ -23,6 +23,7 @@ Fraction = Annotated[float, Meta(ge=0.0, le=1.0)]
 Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
 Bias = Annotated[float, Meta(ge=-100.0, le=100.0)]
 StopText = Annotated[str, Meta(min_length=1)]
+Salt = Annotated[str, Meta(min_length=1, max_length=1024)]
 
 
 class StreamOptions(Struct, kw_only=True):
@@ -37,7 +38,7 @@ class Request(Struct, kw_only=True):
 
     ``stop`` is one string or at most MAX_STOPS; ``seed`` is any 64-bit signed integer. ``top_k`` 0 and -1 are off.
     ``prompt_logprobs`` adds a list of that name, of every prompt token and so many alternatives; not in streams. ``return_token_ids`` adds
-    ``token_ids`` to every choice and delta, and ``prompt_token_ids``.
+    ``token_ids`` to every choice and delta, and ``prompt_token_ids``. Only requests of one ``cache_salt`` use what was computed for one another.
     """
 
     model: str | None = None
@@ -63,6 +64,7 @@ class Request(Struct, kw_only=True):
     return_token_ids: bool | None = None
     structured_outputs: dict[str, Any] | None = None
     prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    cache_salt: Salt | None = None
 
 
 class ChatRequest(Request, kw_only=True):
@@ -182,7 +184,7 @@ UNSUPPORTED: Mapping[type[Struct], Mapping[str, tuple[Any, ...]]] = MappingProxy
 WITHOUT_EFFECT = frozenset(
     {
         "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
-        "cache_salt", "request_id", "spaces_between_special_tokens",
+        "request_id", "spaces_between_special_tokens",
     }
 )  # fmt: skip
 """Fields that are known and change no answer."""

@@ -123,9 +123,9 @@ def only_ranked(request: Request) -> bool:
 
 
 def sequences(
-    prompts: Sequence[Prompt], n: int, sampling: SamplingParams, answer_id: str, arrival: float
+    prompts: Sequence[Prompt], n: int, sampling: SamplingParams, answer_id: str, arrival: float, space: str = ""
 ) -> tuple[Generate, ...]:
-    """One Generate for each choice, prompt by prompt; ``arrival`` is monotonic time, seconds.
+    """One Generate for each choice, prompt by prompt; ``arrival`` is monotonic time, seconds, ``space`` that of the prefix cache.
 
     Choice ``j`` of a seeded prompt has seed + j: choices differ, and each can be had alone. Without a seed the engine draws one each.
     """
@@ -134,7 +134,7 @@ def sequences(
     ]
     pairs = [(prompt, one) for prompt in prompts for one in each]
     return tuple(
-        Generate(f"{answer_id}-{index}", prompt.ids, one, arrival, prompt.grammar, prompt.thinking)
+        Generate(f"{answer_id}-{index}", prompt.ids, one, arrival, prompt.grammar, prompt.thinking, space)
         for index, (prompt, one) in enumerate(pairs)
     )
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from atlas_core.server.schema import MAX_STOPS, ChatRequest, Fraction, NotNegative, Penalty, Positive, StopText
+from atlas_core.server.schema import MAX_STOPS, ChatRequest, Fraction, NotNegative, Penalty, Positive, Salt, StopText
 
 
 class ThinkingOptions(Struct, kw_only=True):
@@ -62,6 +62,7 @@ class MessagesRequest(CountRequest, kw_only=True):
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     min_tokens: NotNegative | None = None
     ignore_eos: bool | None = None
+    cache_salt: Salt | None = None
 
 
 class TranslatedRequest(ChatRequest, kw_only=True):

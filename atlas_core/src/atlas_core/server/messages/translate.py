@@ -17,7 +17,7 @@ _EFFORTS = {"xhigh": "high", "max": "high"}
 """No chat template knows more than three steps."""
 _SAMPLING = (
     "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed",
-    "min_tokens", "ignore_eos",
+    "min_tokens", "ignore_eos", "cache_salt",
 )  # fmt: skip
 _RENAMED = (
     ("continue_final_message", "messages"),

@@ -87,9 +87,7 @@ class Responses:
         capacity = service.engine.info.max_batch_size + shared.options.max_queue
         with ExitStack() as stack:
             places = stack.enter_context(shared.gate.enter(1, capacity))
-            work = await while_connected(
-                receive, self._understand(service, request, owner_of(scope), arrival, kept=kept)
-            )
+            work = await while_connected(receive, self._understand(service, request, scope, arrival, kept=kept))
             record = record_of(scope)
             record.model, record.requested = work.turn.model, request.model or ""
             record.stream = work.turn.stream
@@ -106,13 +104,14 @@ class Responses:
             await while_connected(receive, send_log(send, job.log, 0, shared.options.ping_interval))
 
     async def _understand(
-        self, service: Service, request: ResponsesRequest, owner: str, arrival: float, *, kept: bool
+        self, service: Service, request: ResponsesRequest, scope: Scope, arrival: float, *, kept: bool
     ) -> _Work:
+        owner = owner_of(scope)
         tools = read_tools(request.tools or ())
         self._shared.unknown.tell(tools.skipped)
         context = await gather(self._store, owner, request, new_id)
         self._shared.unknown.tell(context.skipped)
-        turn = await prepare(self._shared, service, request, context, tools, arrival)
+        turn = await prepare(self._shared, service, request, context, tools, arrival, scope)
         shape = Shape(tools.custom, tools.spaces, summary_of(request) is not None, SEALED in (request.include or ()))
         writer = ResponseWriter(turn, Asked(request, kept, context.conversation), shape, new_id, self._clock)
         return _Work(owner, request, context, turn, writer, kept)
@@ -207,7 +206,13 @@ class Responses:
 
 
 async def prepare(
-    shared: Shared, service: Service, request: InputRequest, context: Context, tools: Tools, arrival: float
+    shared: Shared,
+    service: Service,
+    request: InputRequest,
+    context: Context,
+    tools: Tools,
+    arrival: float,
+    scope: Scope,
 ) -> Turn:
     """The turn of ``request``, of as much of its context as fits if it says ``truncation: auto``.
 
@@ -217,7 +222,8 @@ async def prepare(
 
     async def turn_of(items: Sequence[Item]) -> Turn:
         try:
-            return await make_turn(_ResponsesChat(), service, model, chat_request(request, items, tools), arrival)
+            chat = chat_request(request, items, tools)
+            return await make_turn(_ResponsesChat(), service, model, chat, arrival, scope)
         except RequestError as error:
             raise in_own_words(error) from None
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from atlas_core.server.schema import Fraction, NotNegative, Penalty, Positive, StopText
+from atlas_core.server.schema import Fraction, NotNegative, Penalty, Positive, Salt, StopText
 from atlas_core.vocab.sampling import MAX_TOP_LOGPROBS
 
 MetadataKey = Annotated[str, Meta(max_length=64)]
@@ -76,6 +76,7 @@ class ResponsesRequest(InputRequest, kw_only=True):
     stop: StopText | Annotated[list[StopText], Meta(max_length=16)] | None = None
     ignore_eos: bool | None = None
     min_tokens: NotNegative | None = None
+    cache_salt: Salt | None = None
 
 
 UNSUPPORTED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
@@ -89,7 +90,7 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
 WITHOUT_EFFECT = frozenset(
     {
         "service_tier", "prompt_cache_retention", "prompt_cache_options", "client_metadata", "access_programs", "image",
-        "personality", "request_id", "cache_salt",
+        "personality", "request_id",
     }
 )  # fmt: skip
 """Fields that are known and change no answer."""

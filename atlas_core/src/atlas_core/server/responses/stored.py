@@ -98,7 +98,7 @@ class StoredResponses:
         tools = read_tools(asked.tools or ())
         context = await gather(self._store, owner_of(request.scope), asked, new_id)
         self._shared.unknown.tell([*tools.skipped, *context.skipped])
-        turn = await prepare(self._shared, service, asked, context, tools, self._shared.clock())
+        turn = await prepare(self._shared, service, asked, context, tools, self._shared.clock(), request.scope)
         return json_response({"object": "response.input_tokens", "input_tokens": len(turn.prompts[0].ids)})
 
     async def _record(self, owner: str, asked: str) -> Record:

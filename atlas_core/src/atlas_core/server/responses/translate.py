@@ -20,7 +20,7 @@ _CHAT = {
 """Fields of the chat endpoint, and what they are called here; the first that fits counts."""
 _SAME = (
     "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed", "stop",
-    "ignore_eos", "min_tokens", "stream",
+    "ignore_eos", "min_tokens", "stream", "cache_salt",
 )  # fmt: skip
 """Fields that mean the same to both endpoints."""
 
