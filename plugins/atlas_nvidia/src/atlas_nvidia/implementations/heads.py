@@ -92,7 +92,7 @@ class HeadRmsNorm(Implementation):
 
 
 class HeadsRopeAppend(Implementation):
-    """Norms and rotation of queries and keys, and the write of keys and values, a block a token."""
+    """Norms and rotation of queries and keys, and the write of keys and values, a group of lanes a head."""
 
     op, name = "heads_rope_append", "heads_rope_append"
     module, entry = "head_norm", "heads_rope_append"
@@ -123,7 +123,8 @@ class HeadsRopeAppend(Implementation):
             i32(attrs["page_tokens"]), i32(attrs["slot_stride"]), i32(attrs["table_offset"]), f32(attrs["head_eps"]),
             f32(attrs["rope_scale"]), vector_type(need, "q_norm"), vector_type(need, "k_norm"),
         ]  # fmt: skip
-        return self.launch(context, Geometry((need.tokens, 1, 1), (256, 1, 1)), args)
+        groups = -(-(attrs["q_heads"] + 2 * attrs["kv_heads"]) * lanes // THREADS)
+        return self.launch(context, Geometry((need.tokens, groups, 1), (THREADS, 1, 1)), args)
 
 
 class NormThenHeads(NormQkvHeadsRopeAppend):
