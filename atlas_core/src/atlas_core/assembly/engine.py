@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from atlas_core.assembly.environment import discover_plugins
 from atlas_core.assembly.machine import Machine, choose_machine
 from atlas_core.assembly.memory import Weights, allocate, plan_memory, with_graphs, with_inputs
 from atlas_core.assembly.model import Model, open_model
+from atlas_core.assembly.packed import PackedCache
 from atlas_core.assembly.plan import StepPlan, make_limits, make_plan
 from atlas_core.assembly.settings import decode_settings
 from atlas_core.contracts.backend import GpuBackend
@@ -30,11 +32,12 @@ from atlas_core.plugins import Registry
 from atlas_core.plugins.load import load
 from atlas_core.runtime.bound import bind_step
 from atlas_core.runtime.budget import Budget
+from atlas_core.runtime.loader import WeightMemory
 from atlas_core.scheduler.limits import Limits
 from atlas_core.scheduler.scheduler import Scheduler
 from atlas_core.settings import Level, Settings
 from atlas_core.text.tokenizer import Tokenizer
-from atlas_core.vocab.errors import DeviceError, KernelError
+from atlas_core.vocab.errors import DeviceError, KernelError, UsageError
 from atlas_core.vocab.messages import Generate, LedgerEntry, Progress, Ready
 from atlas_core.vocab.sampling import SamplingParams
 from atlas_core.vocab.target import Target
@@ -140,7 +143,8 @@ def build(settings: Settings, registry: Registry, ledger: Ledger) -> Built:
             undo.callback(backend.close)
             awake.close()
             audit(plan, library)
-        runner, limits, budget = _run_up(backend, plan, model, ledger)
+        packed = partial(_packed, registry, library, model, plan.settings)
+        runner, limits, budget = _run_up(backend, plan, model, ledger, packed)
         with ledger.phase("preflight"):
             preflight(runner, limits)
         with ledger.phase("vocabulary"):
@@ -205,7 +209,27 @@ def _entries(asked: Mapping[str, set[str]]) -> str:
     )
 
 
-def _run_up(backend: GpuBackend, plan: StepPlan, model: Model, ledger: Ledger) -> tuple[Runner, Limits, Budget]:
+def _packed(
+    registry: Registry, library: KernelLibrary, model: Model, settings: Settings, weights: Weights
+) -> PackedCache | None:
+    """Where packed weights are kept from start to start; None unless the operator asked for that."""
+    if settings.packed_cache is None:
+        return None
+    if settings.load_format == "dummy":
+        raise UsageError(
+            "--packed-cache keeps the weights of checkpoints",
+            "--load-format dummy makes its weights up",
+            "leave one of them out",
+        )
+    folder = Path(settings.packed_cache).expanduser()
+    return PackedCache.of(
+        folder, model.checkpoint, weights.copies, str(library.target), registry.identity(), library.digest()
+    )
+
+
+def _run_up(
+    backend: GpuBackend, plan: StepPlan, model: Model, ledger: Ledger, packed: Callable[[Weights], PackedCache | None]
+) -> tuple[Runner, Limits, Budget]:
     """Budget, weights and graphs."""
     stream = backend.create_stream()
     weights = Weights.of(plan, model)
@@ -216,8 +240,13 @@ def _run_up(backend: GpuBackend, plan: StepPlan, model: Model, ledger: Ledger) -
     budget = plan_memory(plan, model, weights, free, total, graphs=captures)
     pages = (budget.pages,) * len(plan.layout.slots.table_blocks)
     limits = make_limits(model, plan.settings, plan.layout, budget.max_seq_len, pages)
+    cache = packed(weights)
     with ledger.phase("weights"):
-        memory, inputs, states = allocate(backend, stream, plan, model, weights, budget, ledger.progress)
+        memory, inputs, states = allocate(backend, stream, plan, model, weights, budget, ledger.progress, cache)
+    if cache and cache.reason:
+        held = {weights.uses[use]: buffer for use, buffer in memory.weights.items()}
+        with ledger.phase(f"packed image, since {cache.reason}"):
+            cache.keep(backend, WeightMemory(backend, held), weights.copies, ledger.progress)
     before, _ = backend.memory()
     with ledger.phase("graphs"):
         steps = []

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from atlas_core.assembly.model import Model
+from atlas_core.assembly.packed import PackedCache
 from atlas_core.assembly.plan import StepPlan
 from atlas_core.contracts.backend import GpuBackend, Stream
 from atlas_core.contracts.ops import Buffer
@@ -98,9 +99,11 @@ def _graph_bytes(plan: StepPlan) -> int:
 
 def allocate(
     backend: GpuBackend, stream: Stream, plan: StepPlan, model: Model, weights: Weights, budget: Budget,
-    progress: Callable[[int, int, str], None],
+    progress: Callable[[int, int, str], None], packed: PackedCache | None = None,
 ) -> tuple[StepMemory, int, Mapping[str, Buffer]]:  # fmt: skip
     """Get everything from the device and load the weights: (memory without inputs, address of the input block, states).
+
+    Weights come out of the image that ``packed`` has, if it has one.
 
     Raises BudgetError naming the term that there is no room for, which happens when somebody else has taken memory since the plan.
     """
@@ -110,7 +113,8 @@ def allocate(
             return _alloc(backend, nbytes)
 
     with _named(budget, "weights"):
-        loaded = load_weights(backend, weights.copies, _Source(model, weights), progress).buffers
+        load = packed.load if packed else load_weights
+        loaded = load(backend, weights.copies, _Source(model, weights), progress).buffers
     with _named(budget, "constants"):
         values = load_arrays(backend, plan.program.constants)
     states = {v.name: get(v.name, _nbytes(v)) for v in _values(plan, "state")}

@@ -1,5 +1,6 @@
 """Weights cut into pieces that are read and brought to the device one by one. Pure."""
 
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -11,6 +12,7 @@ import numpy.typing as npt
 from atlas_core.contracts.checkpoint import Extent
 from atlas_core.contracts.ops import Repack
 from atlas_core.runtime.loader import STORED, WeightCopy
+from atlas_core.vocab.errors import CheckpointError
 
 _GAP = 64 * 1024
 """Bytes between two pieces that are rather read for nothing than left out."""
@@ -37,10 +39,28 @@ class WeightSource(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Checks:
+    """A CRC-32 for each ``chunk`` bytes of a piece, the last of which may be shorter."""
+
+    chunk: int
+    sums: tuple[int, ...]
+
+    def verify(self, data: memoryview, extent: Extent) -> None:
+        """Raises CheckpointError naming the bytes of the file that are others than were written."""
+        for index, sum_ in enumerate(self.sums):
+            start = index * self.chunk
+            if zlib.crc32(data[start : start + self.chunk]) != sum_:
+                first, last = extent.start + start, extent.start + min(start + self.chunk, extent.nbytes) - 1
+                raise CheckpointError(
+                    f"{extent.path} is damaged", f"the checksum of bytes {first} to {last} differs", "delete it"
+                )
+
+
+@dataclass(frozen=True, slots=True)
 class Piece:
     """``extent`` becomes ``nbytes`` bytes at ``offset`` of the copy: as it is, or by ``repack`` of ``rows`` rows.
 
-    ``order`` numbers the rows of the piece within the extent, int32.
+    ``order`` numbers the rows of the piece within the extent, int32. ``checks`` hold for the bytes of the extent.
     """
 
     copy: WeightCopy
@@ -50,6 +70,7 @@ class Piece:
     rows: int = 0
     repack: Repack | None = None
     order: npt.NDArray[np.int32] | None = None
+    checks: Checks | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ import numpy as np
 from atlas_core.contracts.backend import Event, GpuBackend, Stream
 from atlas_core.contracts.ops import Buffer
 from atlas_core.loading.extents import ALIGNMENT, MARGIN, ExtentReader
+from atlas_core.loading.image import PackedImage
 from atlas_core.loading.pieces import Load, Piece, WeightSource, loads, pieces
 from atlas_core.runtime.loader import Progress, WeightCopy, WeightMemory, pack_weight
 from atlas_core.vocab.errors import AtlasError
@@ -75,13 +76,34 @@ def load_weights(
     ahead of the device. On any failure everything allocated here is freed.
     """
     listed = tuple(copies)
+    repacks = backend.capabilities.unified_memory
+    return _loaded(backend, listed, source, progress, lambda most: _divided(listed, source, most, repacks=repacks))
+
+
+def load_packed(
+    backend: GpuBackend, copies: Iterable[WeightCopy], image: PackedImage, progress: Progress | None = None
+) -> WeightMemory:
+    """The same out of an image, which has every copy as the device holds it.
+
+    Raises CheckpointError when bytes are not those that were written into it.
+    """
+    listed = tuple(copies)
+    return _loaded(
+        backend, listed, None, progress, lambda most: ([p for copy in listed for p in image.pieces(copy, most)], {})
+    )
+
+
+def _loaded(
+    backend: GpuBackend, listed: Sequence[WeightCopy], source: WeightSource | None, progress: Progress | None,
+    divide: Callable[[int], tuple[list[Piece], dict[str, list[WeightCopy]]]],
+) -> WeightMemory:  # fmt: skip
     memory = WeightMemory(backend)
     shape = _Shape.of(backend)
     try:
         for copy in listed:
             address = backend.alloc(copy.packed.nbytes)
             memory.buffers[copy.weight, copy.packed.name] = Buffer(address, copy.packed.nbytes)
-        streamed, whole = _divided(listed, source, shape.piece, repacks=backend.capabilities.unified_memory)
+        streamed, whole = divide(shape.piece)
         total = sum(copy.packed.nbytes for copy in listed)
         _Upload(backend, memory, source, _reporter(progress, total)).run(streamed, whole, shape)
     except BaseException:
@@ -123,7 +145,7 @@ class _Upload:
     """One load. The calling thread alone speaks to the device; the others read, and pack what is packed on the host."""
 
     def __init__(
-        self, backend: GpuBackend, memory: WeightMemory, source: WeightSource, report: Callable[[int, str], None]
+        self, backend: GpuBackend, memory: WeightMemory, source: WeightSource | None, report: Callable[[int, str], None]
     ) -> None:
         self._backend, self._memory, self._source, self._report = backend, memory, source, report
         self._stream: Stream = backend.create_stream()
@@ -171,9 +193,15 @@ class _Upload:
                 load = next(turns, None)
             if load is None or self._stopped:
                 return
-            self._ready.put(_Filled(slot, load, files.read(load.extent, slot.view)))
+            begin = files.read(load.extent, slot.view)
+            for piece in load.pieces:
+                if piece.checks is not None:
+                    at = begin + piece.extent.start - load.extent.start
+                    piece.checks.verify(slot.view[at : at + piece.extent.nbytes], piece.extent)
+            self._ready.put(_Filled(slot, load, begin))
 
     def _pack(self, whole: dict[str, list[WeightCopy]]) -> None:
+        assert self._source is not None
         for weight, group in whole.items():
             data = self._source.read(weight)
             for copy in group:

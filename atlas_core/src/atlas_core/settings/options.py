@@ -78,6 +78,13 @@ class Settings:
         "Model",
         "Convert weights that no kernel reads; costs the memory that explain shows.",
     )
+    packed_cache: str | None = _option(
+        None,
+        text("DIR"),
+        "Model",
+        "Keep the weights there as this machine wants them: later starts read one file, with checksums, and convert nothing.",
+        unset="weights are packed at every start",
+    )
     chat_template: str | None = _option(
         None, text("PATH|TEMPLATE"), "Model", "Jinja chat template, or the path of one.", unset="the checkpoint's own"
     )
