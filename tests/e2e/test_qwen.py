@@ -1,6 +1,7 @@
 """Tiny random checkpoints of the Qwen family against logits computed by the reference implementation in float32."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ import pytest
 from atlas_core.assembly.explain import explain
 from atlas_core.engine.forced import forced_logits
 from atlas_core.plugins import Registry
+from atlas_core.scheduler.limits import Limits
 from atlas_core.scheduler.scheduler import Scheduler
 from atlas_core.settings import read_settings
+from atlas_core.vocab.errors import UsageError
 from atlas_core.vocab.messages import Generate
 from atlas_core.vocab.sampling import SamplingParams
 
@@ -157,12 +160,13 @@ def test_a_slot_never_sees_the_states_of_the_one_before(make: Any, golden: dict[
 
 @pytest.mark.parametrize("family", HYBRIDS)
 def test_states_are_in_the_budget(make: Any, family: str) -> None:
-    one, four = (make(TINY / family, max_batch_size=slots) for slots in (1, 4))
-    terms = [{term.name: term.nbytes for term in built.budget.terms} for built in (one, four)]
+    sizes = ((1, 0), (4, 0), (1, 3))
+    one, four, more = (make(TINY / family, max_batch_size=slots, state_snapshots=kept) for slots, kept in sizes)
+    terms = [{term.name: term.nbytes for term in built.budget.terms} for built in (one, four, more)]
     # Three layers of three inputs of 128 channels, and of four heads of 16 by 16.
     assert terms[0]["state.linear.convolution"] == 3 * 3 * 128 * 4
     assert terms[0]["state.linear.delta"] == 3 * 4 * 16 * 16 * 4
-    assert all(terms[1][name] == 4 * terms[0][name] for name in terms[0] if name.startswith("state."))
+    assert all(terms[1][name] == terms[2][name] == 4 * terms[0][name] for name in terms[0] if name.startswith("state."))
     assert one.limits.layout.table_blocks == four.limits.layout.table_blocks
     assert len(one.limits.layout.table_blocks) == 1
 
@@ -181,9 +185,74 @@ def test_the_plan_shows_states_beside_pages(registry: Registry) -> None:
     found = explain(registry, settings)
     assert [*found["caches"]] == ["cache.attention"]
     assert found["states"] == {
-        "linear.convolution": {"layers": 3, "slots": 3, "shape": [3, 128]},
-        "linear.delta": {"layers": 3, "slots": 3, "shape": [4, 16, 16]},
+        "linear.convolution": {"layers": 3, "slots": 3, "snapshots": 16, "shape": [3, 128]},
+        "linear.delta": {"layers": 3, "slots": 3, "snapshots": 16, "shape": [4, 16, 16]},
     }
+
+
+def served(built: Any, limits: Limits, prompts: list[list[int]], count: int) -> tuple[list[Any], list[int]]:
+    """Requests one after another: (ids, bits of the logits of each) and how many tokens of each prompt were found."""
+    scheduler = Scheduler(limits)
+    answers, found = [], []
+    for index, prompt in enumerate(prompts):
+        params = SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True)
+        sequence = scheduler.submit(Generate(str(index), tuple(prompt), params), seed=0, stop_ids=())
+        bits = []
+        while not sequence.finished and (plan := scheduler.schedule()) is not None:
+            ticket = built.runner.launch(plan)
+            logits = built.runner.read_logits(ticket)
+            bits += [logits.tobytes() for _ in scheduler.complete(plan, built.runner.collect(ticket).sampled)]
+            scheduler.check_integrity()
+            if sequence.generated == count:
+                scheduler.finish(sequence)
+        answers.append((sequence.tokens[sequence.prompt_length :], bits))
+        found.append(sequence.found or 0)
+    return answers, found
+
+
+@pytest.mark.parametrize("pieces", [16, 48, 512])
+@pytest.mark.parametrize("family", ["qwen3", *HYBRIDS])
+def test_case_50_what_is_reused_changes_no_bit(
+    make: Any, family: str, golden: dict[str, np.ndarray], pieces: int
+) -> None:
+    built = make(TINY / family, max_batch_size=2, max_prefill_tokens=pieces)
+    prompt = golden["long_ids"].tolist()
+    other = np.random.default_rng(7).integers(0, 490, size=80).tolist()
+    prompts = [prompt, prompt + other[:9], prompt + other[9:40], prompt[:75] + other, prompt[:75] + other[::-1], prompt]
+    off = replace(built.limits, prefix_cache=False, snapshots=0)
+    want, none = served(built, off, prompts, 70)
+    turn = [*prompt, *want[0][0], *other[:5]]
+    prompts.append(turn)
+    want += served(built, off, [turn], 70)[0]
+    # Of tiny prompts little is to be gained; snapshots are taken all the same here.
+    got, found = served(built, replace(built.limits, least=48), prompts, 70)
+    assert got == want
+    assert none == [0] * 6
+    last = (len(turn) - 1) // 64 * 64 if family in HYBRIDS else (len(turn) - 6) // 16 * 16
+    tail = 128 if family in HYBRIDS else (len(prompt) - 1) // 16 * 16
+    assert found[:3] == [0, tail, tail]
+    assert found[3:5] == ([0, 64] if family in HYBRIDS else [64, 64])
+    assert found[5:] == [tail, last]
+
+
+@pytest.mark.parametrize("family", HYBRIDS)
+def test_places_of_states_that_are_short_change_no_id(make: Any, golden: dict[str, np.ndarray], family: str) -> None:
+    """Four at once, again and again, with preemption, and two snapshots for all."""
+    built = make(TINY / family, max_batch_size=4, state_snapshots=2, **few_pages(make, family))
+    ids = golden["long_ids"]
+    prompts = [ids[:50], ids[:50], np.concatenate([ids[:40], ids[90:100]]), ids[20:60]]
+    want = greedy(built, prompts, 60, Scheduler(replace(built.limits, prefix_cache=False, snapshots=0)))
+    scheduler = Scheduler(replace(built.limits, chunk=16, least=16))
+    for _ in range(3):
+        assert greedy(built, prompts, 60, scheduler) == want
+    assert scheduler.preemptions > 0
+
+
+def test_a_hybrid_without_snapshots_has_no_prefix_cache(make: Any) -> None:
+    folder = TINY / "qwen3_next"
+    assert not make(folder, state_snapshots=0).limits.prefix_cache
+    with pytest.raises(UsageError, match="asks for a prefix cache"):
+        make(folder, state_snapshots=0, prefix_cache="true")
 
 
 def test_checkpoints_that_go_under_another_name(make: Any, tmp_path: Path) -> None:

@@ -75,6 +75,7 @@ class ScriptedDevice:
         self.slots = [POISON] * self.layout.words
         self.pages = [[[POISON] * limits.page_tokens for _ in range(count)] for count in limits.pages]
         self.written = {}  # (group, page, place) -> (step, slot)
+        self.states = [POISON] * limits.places  # the tokens that each stands for
         self.penalty = {row: Counter({"stale": 1}) for row in range(limits.penalty_rows)}
         self.steps = 0
         self.tokens = 0
@@ -92,6 +93,7 @@ class ScriptedDevice:
         for word, value in plan.updates:
             assert -(2**31) <= value < 2**31
             self.slots[word] = value
+        self._recur(plan)
         for row, slot in enumerate(plan.row_slot):
             for offset, index in enumerate(range(plan.cu_q[row], plan.cu_q[row + 1])):
                 self._append(slot, offset, plan.token_ids[index])
@@ -106,6 +108,22 @@ class ScriptedDevice:
         for row, slot in enumerate(plan.row_slot):
             self._set(slot, Word.POSITION, self._get(slot, Word.POSITION) + plan.cu_q[row + 1] - plan.cu_q[row])
         return sampled
+
+    def _recur(self, plan):
+        """Rows read and write their states, which no other row of the step may touch, but to read what nobody writes."""
+        after = {}
+        for row, slot in enumerate(plan.row_slot):
+            given = plan.token_ids[plan.cu_q[row] : plan.cu_q[row + 1]]
+            tokens = [self._get(slot, Word.LAST_TOKEN) if token < 0 else token for token in given]
+            place = self._get(slot, Word.STATE_IN)
+            before = self.states[place] if self._get(slot, Word.POSITION) and self.states[place] != POISON else []
+            written = self._get(slot, Word.STATE_OUT)
+            assert written not in after, "a place is written once"
+            after[written] = before + tokens
+            others = [other for other in plan.row_slot if other != slot and self._get(other, Word.POSITION)]
+            assert written not in [self._get(other, Word.STATE_IN) for other in others], "nobody reads what is written"
+        for place, tokens in after.items():
+            self.states[place] = tokens
 
     def _check(self, plan):
         limits = self.limits
@@ -162,6 +180,9 @@ class ScriptedDevice:
             # Rows of one step do not see one another: what is shared was computed before.
             assert all(step < self.steps or who == slot for step, who in (self.written[group, *at] for at in places))
         assert all(context == contexts[0] for context in contexts)
+        # With a prefix cache and no snapshots there are no layers with states.
+        if self.limits.snapshots or not self.limits.prefix_cache:
+            assert self.states[self._get(slot, Word.STATE_OUT)] == contexts[0]
         row = self._get(slot, Word.PENALTY_ROW)
         counts = self.penalty[row] if row >= 0 else Counter()
         start = self.layout.bias_start + 2 * self._get(slot, Word.BIAS_START)

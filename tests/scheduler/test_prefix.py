@@ -70,6 +70,7 @@ class PageStoreMachine(RuleBasedStateMachine):
                 soon = True
                 break
             want += 1
+        want = 0 if soon else want
         prefixes = [(space, tuple(tokens[: (i + 1) * SIZE])) for i in range(want)]
         assert (len(match.nodes), match.soon) == (want, soon)
         assert [node.pages for node in match.nodes] == [self.pages[prefix] for prefix in prefixes]

@@ -1,10 +1,10 @@
-from collections import deque
 from dataclasses import replace
 
 import pytest
+from harness import LIMITS, Harness, assert_free, request
 from hypothesis import given
 from hypothesis import strategies as st
-from scripted import VOCAB, ScriptedDevice, oracle
+from scripted import VOCAB, oracle
 
 from atlas_core.ops.step import SlotLayout, Word
 from atlas_core.scheduler.limits import Limits
@@ -12,79 +12,6 @@ from atlas_core.scheduler.scheduler import Scheduler
 from atlas_core.vocab.errors import BudgetError, RequestError
 from atlas_core.vocab.messages import Generate
 from atlas_core.vocab.sampling import SamplingParams
-
-LIMITS = Limits(SlotLayout(3, (8,), 6), 4, (12,), VOCAB, 32, 5, 1, 100)
-
-
-def request(name, prompt, **sampling):
-    return Generate(name, tuple(prompt), SamplingParams(**sampling))
-
-
-class Harness:
-    """Schedules, runs and completes; ``ahead`` steps stay uncollected, as on a device that runs while the host plans."""
-
-    def __init__(self, limits=LIMITS, ahead=0):
-        self.scheduler = Scheduler(limits)
-        self.device = ScriptedDevice(limits)
-        self.ahead = ahead
-        self.flight = deque()
-        self.stops = {}
-        self.out = {}
-        self.scored = {}
-        self.finished = {}
-
-    def submit(self, item, seed=1, stop_ids=()):
-        self.scheduler.submit(item, seed=seed, stop_ids=stop_ids)
-        self.stops[item.id] = frozenset(stop_ids)
-        self.out[item.id] = []
-
-    def abort(self, name):
-        self.scheduler.finish(self.scheduler.find(name))
-        self.finished[name] = "abort"
-
-    def step(self):
-        plan = self.scheduler.schedule()
-        if plan is not None:
-            self.check_writers(plan)
-            for one in plan.scored:
-                self.scored.setdefault(plan.sequences[one.row].id, []).append(one.token)
-            self.flight.append((plan, self.device.run(plan)))
-        if self.flight and (plan is None or len(self.flight) > self.ahead):
-            self.collect()
-        self.scheduler.check_integrity()
-        return plan
-
-    def check_writers(self, plan):
-        """Pages that a step writes are in one block table only."""
-        size = self.scheduler.limits.page_tokens
-        holdings = [s.holding for s in (*self.scheduler._running, *self.scheduler._leaving)]
-        for sequence, start, end in zip(plan.sequences, plan.cu_q, plan.cu_q[1:], strict=False):
-            first = (sequence.computed - (end - start)) // size
-            for group, pages in enumerate(sequence.holding.pages):
-                written = pages[first : -(-sequence.computed // size)]
-                assert sum(page in holding.pages[group] for holding in holdings for page in written) == len(written)
-
-    def collect(self):
-        for sequence, token in self.scheduler.complete(*self.flight.popleft()):
-            self.out[sequence.id].append(token)
-            if token in self.stops[sequence.id] or sequence.generated == sequence.max_new:
-                self.finished[sequence.id] = "stop" if token in self.stops[sequence.id] else "length"
-                self.scheduler.finish(sequence)
-
-    def drain(self, most=3000):
-        for _ in range(most):
-            if self.scheduler.idle:
-                assert not self.flight
-                return
-            self.step()
-        raise AssertionError("no end in sight")
-
-
-def assert_free(scheduler):
-    assert scheduler.idle
-    assert scheduler.tokens_used == 0
-    scheduler.check_integrity()
-    assert (scheduler._slots.used, scheduler._penalty_rows.used, scheduler._bias.used) == (0, 0, 0)
 
 
 @st.composite
@@ -106,6 +33,13 @@ def workloads(draw):
         1000,
         prefix_cache=draw(st.booleans()),
     )
+    if limits.prefix_cache and draw(st.booleans()):
+        sizes = {
+            "snapshots": draw(st.integers(1, 6)),
+            "chunk": draw(st.integers(1, 4)),
+            "least": draw(st.integers(1, 6)),
+        }
+        limits = replace(limits, **sizes)
     events = []
     common = draw(st.lists(st.integers(0, VOCAB - 1), max_size=max_seq_len - 2))
     for index in range(draw(st.integers(1, 8))):
@@ -263,93 +197,6 @@ def test_abort_while_waiting_in_prefill_and_in_flight():
     assert harness.out["c"] == oracle(request("c", range(8), max_tokens=20), 1, (), 32)
     assert harness.out["a"] == harness.out["d"] == []
     assert_free(harness.scheduler)
-
-
-CACHED = replace(LIMITS, pages=(16,), max_prefill_tokens=40, prefix_cache=True)
-
-
-def test_a_second_turn_computes_only_what_is_new():
-    harness = Harness(CACHED, ahead=1)
-    first = request("a", range(10), max_tokens=8)
-    harness.submit(first)
-    harness.drain()
-    assert harness.device.tokens == 10 + 7  # the last token goes nowhere
-    turn = request("b", [*range(10), *harness.out["a"], 40, 41], max_tokens=1)
-    harness.submit(turn)
-    harness.drain()
-    assert harness.out["b"] == oracle(turn, 1, (), 32)
-    assert harness.device.tokens == 17 + 20 - 16
-    assert (harness.scheduler.tokens_used, harness.scheduler.tokens_kept) == (0, 20)
-
-
-def test_equal_prompts_that_come_together_are_computed_once():
-    harness = Harness(CACHED)
-    items = [request(name, range(14), max_tokens=3, temperature=1.0) for name in "abc"]
-    for seed, item in enumerate(items):
-        harness.submit(item, seed)
-    assert [harness.step().token_ids, harness.step().cu_q] == [tuple(range(14)), (0, 1, 3, 5)]
-    assert [harness.scheduler.find(name).found for name in "abc"] == [0, 12, 12]
-    harness.drain()
-    assert [harness.out[item.id] for item in items] == [oracle(item, seed, (), 32) for seed, item in enumerate(items)]
-
-
-def test_a_piece_can_be_used_before_its_prompt_is_complete():
-    harness = Harness(replace(CACHED, max_prefill_tokens=9, max_mixed_tokens=8))
-    harness.submit(request("a", range(20), max_tokens=2))
-    harness.step()
-    harness.submit(request("b", [*range(8), 30], max_tokens=3))
-    harness.step()
-    assert harness.scheduler.find("a").computed == 18
-    harness.step()
-    assert harness.scheduler.find("b").found == 8
-    harness.drain()
-    assert harness.out["b"] == oracle(request("b", [*range(8), 30], max_tokens=3), 1, (), 32)
-
-
-def test_who_gave_way_finds_its_pages_again():
-    def computed(cached):
-        harness = Harness(replace(CACHED, pages=(9,), max_prefill_tokens=40, prefix_cache=cached))
-        items = [request(name, range(start, start + 12), max_tokens=18) for name, start in (("a", 0), ("b", 20))]
-        for item in items:
-            harness.submit(item)
-        harness.drain()
-        assert harness.scheduler.preemptions
-        assert [harness.out[item.id] for item in items] == [oracle(item, 1, (), 32) for item in items]
-        return harness.device.tokens
-
-    assert computed(cached=True) < computed(cached=False)
-
-
-def test_penalties_count_tokens_that_were_found():
-    harness = Harness(CACHED)
-    items = [request(name, [*range(9), 9], max_tokens=6, repetition_penalty=1.2) for name in "ab"]
-    harness.submit(items[0])
-    harness.drain()
-    harness.submit(items[1])
-    assert harness.step().counted == ((0, tuple(range(8)), ()),)
-    harness.drain()
-    assert harness.out["a"] == harness.out["b"] == oracle(items[0], 1, (), 32)
-
-
-def test_prompts_whose_every_token_is_scored_find_nothing():
-    harness = Harness(CACHED)
-    harness.submit(request("a", range(12), max_tokens=1))
-    harness.drain()
-    harness.submit(request("b", range(12), max_tokens=1, prompt_logprobs=0))
-    harness.step()
-    assert harness.scheduler.find("b").found == 0
-    harness.drain()
-    assert harness.scored["b"] == [*range(1, 12)]
-
-
-def test_a_step_looks_up_no_more_pages_than_one_sequence_may_have():
-    harness = Harness(replace(CACHED, pages=(24,)))
-    harness.submit(request("long", range(30), max_tokens=1))
-    harness.drain()
-    for name in "abc":
-        harness.submit(request(name, [*range(29), 40], max_tokens=2))
-    assert [len(harness.step().row_slot) for _ in range(2)] == [1, 2]
-    harness.drain()
 
 
 def test_every_slot_has_a_recurrent_state_of_its_own():

@@ -68,7 +68,12 @@ def describe(registry: Registry, model: Model, machine: Machine, plan: StepPlan)
             for group, kv in plan.choices.caches.items()
         },
         "states": {
-            cache.group: {"layers": cache.layers, "slots": plan.layout.slots.slots, "shape": list(cache.state_shape)}
+            cache.group: {
+                "layers": cache.layers,
+                "slots": plan.layout.slots.slots,
+                "snapshots": plan.layout.snapshots,
+                "shape": list(cache.state_shape),
+            }
             for cache in spec.caches
             if not cache.paged
         },

@@ -23,6 +23,7 @@ DEFAULT_FRACTION = 0.9
 """Of the memory that is free at start; the rest is for drivers, graphs and everybody else."""
 
 GRAPHS = "graphs"
+_RECURRENT = "lower --state-snapshots or --max-batch-size"
 _NODE_BYTES = 32 * 1024
 """Device memory that a captured node may take; what it does take is measured at the start."""
 
@@ -88,7 +89,10 @@ def _terms(plan: StepPlan, weights: Weights, *, graphs: int) -> tuple[Term, ...]
         Term("activations", max(b.arena.nbytes for b in plan.buckets), "lower --max-prefill-tokens"),
         Term("scratch", max(1, *(b.arena.scratch for b in plan.buckets)), "lower --max-prefill-tokens"),
         Term("inputs", max(InputLayout(b.bucket).nbytes for b in plan.buckets), rows),
-        *(Term(name, nbytes, rows) for name, nbytes in states.items()),
+        *(
+            Term(name, nbytes, _RECURRENT if name.startswith("state.") and plan.layout.snapshots else rows)
+            for name, nbytes in states.items()
+        ),
         *([Term(GRAPHS, graphs * _graph_bytes(plan), rows)] if graphs else []),
     )
 

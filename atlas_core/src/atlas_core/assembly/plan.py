@@ -75,23 +75,24 @@ def make_plan(model: Model, machine: Machine, settings: Settings) -> StepPlan:
 
 
 def _reusing(settings: Settings, model: Model) -> Settings:
-    """Settings without a prefix cache for a model that none can serve.
+    """Settings without a prefix cache where the model has recurrent states and no snapshots of them shall be kept.
 
-    Raises UsageError when it was asked for: pages alone do not bring a sequence forward whose layers also have recurrent states.
+    Raises UsageError when it was asked for all the same: pages alone do not bring such a sequence forward.
     """
-    states = [cache.group for cache in model.spec.caches if not cache.paged]
-    if not states or not settings.prefix_cache:
+    if not _recurrent(model) or settings.state_snapshots or not settings.prefix_cache:
         return settings
-    source = settings.source("prefix_cache")
-    if source.level > Level.MODEL:
+    cause, asked = settings.source("state_snapshots"), settings.source("prefix_cache")
+    if asked.level > Level.MODEL:
         raise UsageError(
-            f"{source} asks for a prefix cache, and {model.spec.model_type} cannot have one yet",
-            f"its layers have recurrent states ({', '.join(states)}), of which no snapshots are kept",
-            "leave it out, or pass --no-prefix-cache",
+            f"{asked} asks for a prefix cache, and {cause} for no snapshots of recurrent states",
+            f"layers of {model.spec.model_type} have such states, and pages alone do not bring a sequence forward",
+            "leave one of the two out",
         )
-    return with_defaults(
-        settings, {"prefix_cache": False}, Source(Level.MODEL, f"recurrent states of {model.spec.model_type}")
-    )
+    return with_defaults(settings, {"prefix_cache": False}, Source(Level.MODEL, f"{cause} 0, and recurrent states"))
+
+
+def _recurrent(model: Model) -> bool:
+    return any(not cache.paged for cache in model.spec.caches)
 
 
 def _transcodings(model: Model, machine: Machine, settings: Settings) -> Iterator[str]:
@@ -126,6 +127,7 @@ def _planned(model: Model, machine: Machine, settings: Settings) -> StepPlan:
         settings.block_size,
         DType(settings.dtype),
         slots,
+        settings.state_snapshots if settings.prefix_cache and _recurrent(model) else 0,
     )
     program = record(model.loader, model.spec, layout)
     weights = model.storage(program.weights(), settings.transcode)
@@ -151,7 +153,7 @@ def make_limits(
     return Limits(
         layout.slots, layout.page_tokens, pages, model.spec.vocab_size, max_seq_len, settings.max_prefill_tokens,
         layout.penalty_rows, settings.max_queue + layout.slots.slots, max_mixed_tokens=settings.max_mixed_tokens,
-        prefix_cache=settings.prefix_cache,
+        prefix_cache=settings.prefix_cache, snapshots=layout.snapshots,
     )  # fmt: skip
 
 

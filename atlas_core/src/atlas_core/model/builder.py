@@ -20,7 +20,7 @@ RESIDUAL = DType.F32
 
 @dataclass(frozen=True, slots=True)
 class StepLayout:
-    """What a record depends on besides the model: slots, page size, activation type, rows of the penalty pool.
+    """What a record depends on besides the model: slots, page size, activation type, rows of the penalty pool, snapshots of states.
 
     The residual stream is float32 whatever the activation type is: dozens of sums into one value would lose it otherwise.
     """
@@ -29,6 +29,12 @@ class StepLayout:
     page_tokens: int
     activation: DType
     penalty_rows: int
+    snapshots: int = 0
+
+    @property
+    def places(self) -> int:
+        """Places of recurrent states: one a slot, and those of snapshots."""
+        return self.slots.slots + self.snapshots
 
 
 class ForwardBuilder:
@@ -213,9 +219,9 @@ class ForwardBuilder:
         )  # fmt: skip
 
     def _recurrent(self, group: str) -> dict[str, Value]:
-        """What every op with a recurrent state takes: its rows, and the states of all layers and slots."""
+        """What every op with a recurrent state takes: its rows, and the states of all layers and places."""
         spec = self._group(group, paged=False)
-        shape = (spec.layers, self._layout.slots.slots, *spec.state_shape)
+        shape = (spec.layers, self._layout.places, *spec.state_shape)
         state = self._recorder.value(f"state.{group}", "state", shape, DType.F32)
         return {"cu_q": self._cu_q, "row_slot": self._row_slot, "slots": self._slots, "state": state}
 

@@ -1,6 +1,7 @@
 """The sizes within which the scheduler plans."""
 
 from dataclasses import dataclass
+from math import lcm
 
 from atlas_core.ops.step import SlotLayout, Word
 from atlas_core.vocab.errors import BudgetError
@@ -21,6 +22,9 @@ class Limits:
     ``prompt_tokens``. ``max_waiting`` requests may wait beyond those that find a free slot; ``retry_after`` seconds are told to
     the refused. ``prefix_cache``: full pages are kept for prompts that begin alike.
 
+    Where layers have recurrent states, these have one place a slot and ``snapshots`` more. Snapshots are taken at multiples of
+    ``chunk``, in which kernels read prompts, and of a prompt where ``least`` tokens need not be computed thanks to them.
+
     Raises BudgetError when one sequence of ``max_seq_len`` could not run even alone, since then no preemption would
     help it.
     """
@@ -36,6 +40,9 @@ class Limits:
     retry_after: float = 1.0
     max_mixed_tokens: int | None = None
     prefix_cache: bool = False
+    snapshots: int = 0
+    chunk: int = 64
+    least: int = 512
 
     def __post_init__(self) -> None:
         if not self.pages or len(self.pages) != len(self.layout.table_blocks):
@@ -79,12 +86,40 @@ class Limits:
     def max_updates(self) -> int:
         """No step has more slot updates.
 
-        Every slot may be filled anew, lower its bias count, switch its mask, and begin a page in each group beside those that prefill
+        Every slot may be filled anew, lower its bias count, switch its mask, change its places of states, and begin a page in each group beside those that prefill
         fills and those that are found.
         """
         slots, groups = self.layout.slots, len(self.pages)
         pages = groups * (2 * slots + self.max_prefill_tokens // self.page_tokens)
-        return slots * (FIELDS + 2) + 2 * self.layout.bias_pairs + pages + self.max_found
+        return slots * (FIELDS + 4) + 2 * self.layout.bias_pairs + pages + self.max_found
+
+    @property
+    def places(self) -> int:
+        """Places of recurrent states."""
+        return self.layout.slots + self.snapshots
+
+    @property
+    def grain(self) -> int:
+        """Positions between two at which a snapshot may be taken: pages end there, and chunks of kernels."""
+        return lcm(self.page_tokens, self.chunk)
+
+    def stops(self, start: int, alike: int, end: int) -> list[int]:
+        """Where to take snapshots of a prompt of ``end`` tokens that goes on from ``start``, the last one first.
+
+        Its last tokens may differ in the next turn, so one is taken just before its end; one where it parts from an earlier prompt
+        with which ``alike`` tokens are common, since others may do so too; and a few on the way, the fewer the less room there is.
+        """
+        if not self.snapshots:
+            return []
+        wanted = [position // self.grain * self.grain for position in (end - 1, min(alike, end - 1))]
+        share = -(-self.max_seq_len * 2 // self.snapshots)
+        interval = -(-max(2 * self.least, share) // self.grain) * self.grain
+        wanted += range(start // interval * interval + interval, end, interval)
+        found: list[int] = []
+        for position in wanted:
+            if all(abs(position - other) >= self.least for other in (start, *found)) and position > start:
+                found.append(position)
+        return sorted(found, reverse=True)
 
     @property
     def max_found(self) -> int:

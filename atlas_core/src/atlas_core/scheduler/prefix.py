@@ -12,16 +12,18 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from atlas_core.scheduler.blocks import BlockPool
+from atlas_core.scheduler.snapshots import Snapshot, Snapshots
 from atlas_core.vocab.errors import EngineError
 
 
 class Node:
     """A full page of each group, below the one before it (the root of a name space has none).
 
-    ``users`` sequences stand on it or below it. ``born`` is the step that computes it: steps after that one may read it.
+    ``users`` sequences stand on it or below it. ``born`` is the step that computes it: steps after that one may read it. ``snapshot`` is
+    the recurrent state at its end, where one is kept.
     """
 
-    __slots__ = ("born", "children", "key", "pages", "parent", "users")
+    __slots__ = ("born", "children", "key", "pages", "parent", "snapshot", "users")
 
     def __init__(self, parent: "Node | None", key: bytes | str, pages: tuple[int, ...], born: int) -> None:
         self.parent = parent
@@ -29,6 +31,7 @@ class Node:
         self.pages = pages
         self.born = born
         self.users = 0
+        self.snapshot: Snapshot | None = None
         self.children: dict[bytes, Node] = {}
 
 
@@ -41,26 +44,34 @@ class Chain:
 
 
 class Match(NamedTuple):
-    """Pages that a prompt need not compute. ``soon``: there are more, but the step that is being planned computes them."""
+    """Pages that a prompt need not compute, ``idle`` of which nobody uses.
+
+    ``soon``: there are more, but the step that is being planned computes them. ``alike`` pages are there, but what ends the last of
+    them has no recurrent state, where one is needed.
+    """
 
     nodes: list[Node]
     idle: int
     soon: bool
+    alike: int
 
 
 class PageStore:
     """The pages of all cache groups: those of sequences, and those that are kept in case that somebody needs them again.
 
     Kept pages count as free: they are given away when there are no others, those that nobody has used for the longest time
-    first, and of one prompt the last ones first. Without ``keep`` nothing is kept or shared. ``evicted`` counts kept pages
-    that were given away, in every group once.
+    first, and of one prompt the last ones first. Without ``keep`` nothing is kept or shared. With ``snapshots`` a prompt can be gone on
+    with only where one is. ``evicted`` counts kept pages that were given away, in every group once.
     """
 
-    def __init__(self, pages: Sequence[int], page_tokens: int, *, keep: bool) -> None:
+    def __init__(
+        self, pages: Sequence[int], page_tokens: int, *, keep: bool, snapshots: Snapshots | None = None
+    ) -> None:
         self.evicted = 0
         self._pools = tuple(BlockPool(count) for count in pages)
         self._size = page_tokens
         self._keep = keep
+        self._snapshots = snapshots
         self._roots: dict[str, Node] = {}
         # A node is used wherever one below it is. So whoever becomes idle does so after, or with, all that stand below it, and
         # stands behind them here: the first one is always a leaf.
@@ -89,17 +100,23 @@ class PageStore:
     def match(self, space: str, tokens: Sequence[int], most: int) -> Match:
         """The kept or shared pages with which ``tokens`` begin, of at most the first ``most`` tokens."""
         found: list[Node] = []
-        idle = 0
         node = self._roots.get(space)
         for start in range(0, most - self._size + 1, self._size):
             node = None if node is None else node.children.get(self._key(tokens, start))
             if node is None:
                 break
             if node.born == self._step:
-                return Match(found, idle, soon=True)
+                return Match([], 0, soon=True, alike=0)
             found.append(node)
-            idle += not node.users
-        return Match(found, idle, soon=False)
+        alike = len(found)
+        while self._snapshots is not None and found:
+            usable = self._snapshots.usable(found[-1])
+            if usable is None:
+                return Match([], 0, soon=True, alike=0)
+            if usable:
+                break
+            found.pop()
+        return Match(found, sum(not node.users for node in found), soon=False, alike=alike)
 
     def take(self, space: str, match: Match, count: int) -> tuple[Chain, list[list[int]]]:
         """A chain that stands where ``match`` ends, and the pages of its sequence in each group: the matched ones and ``count`` more.
@@ -157,7 +174,7 @@ class PageStore:
         for chain, _ in holders:
             for node in chain.nodes:
                 users[node] = users.get(node, 0) + 1
-        nodes = list(self._nodes())
+        nodes = list(self.nodes())
         if any(node.users != users.get(node, 0) for node in nodes) or not users.keys() <= set(nodes):
             raise EngineError("the users of a kept page are not the sequences that stand on it")
         if {node for node in nodes if not node.users} != set(self._idle):
@@ -173,7 +190,7 @@ class PageStore:
             held = [page for _, pages in holders for page in pages[group]]
             pool.check_integrity([*held, *(node.pages[group] for node in nodes)])
 
-    def _nodes(self) -> Iterable[Node]:
+    def nodes(self) -> Iterable[Node]:
         """Every node but the roots."""
         waiting = list(self._roots.values())
         while waiting:
@@ -205,4 +222,6 @@ class PageStore:
             del self._roots[parent.key]
         for pool, page in zip(self._pools, node.pages, strict=True):
             pool.release((page,))
+        if self._snapshots is not None:
+            self._snapshots.forget(node)
         self.evicted += 1

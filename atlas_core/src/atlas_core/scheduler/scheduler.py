@@ -18,6 +18,7 @@ from atlas_core.scheduler.plan import LAST_TOKEN_MARKER, PlanBuilder, StepPlan
 from atlas_core.scheduler.prefix import PageStore
 from atlas_core.scheduler.ranges import RangePool
 from atlas_core.scheduler.sequence import Holding, Restriction, Sequence, State
+from atlas_core.scheduler.snapshots import Seat, Snapshots
 from atlas_core.vocab.errors import EngineError, RequestError
 from atlas_core.vocab.messages import Generate
 
@@ -37,7 +38,9 @@ class Scheduler:
         self._running: list[Sequence] = []
         self._leaving: list[Sequence] = []
         self._arrivals = 0
-        self._pages = PageStore(limits.pages, limits.page_tokens, keep=limits.prefix_cache)
+        self._snapshots = Snapshots(limits.places, limits.snapshots // 2) if limits.snapshots else None
+        keep = limits.prefix_cache
+        self._pages = PageStore(limits.pages, limits.page_tokens, keep=keep, snapshots=self._snapshots)
         self._slots = RangePool(limits.layout.slots)
         self._penalty_rows = RangePool(limits.penalty_rows)
         self._bias = RangePool(limits.layout.bias_pairs)
@@ -129,6 +132,8 @@ class Scheduler:
         """The next step, or None when nothing can run before a step in flight is collected (or at all)."""
         plan = PlanBuilder()
         self._pages.begin_step()
+        if self._snapshots is not None:
+            self._snapshots.begin_step()
         preempted = self._decode(plan)
         budget = self._prefill(plan, self.limits.prompt_tokens(plan.rows))
         if not preempted and all(sequence.finished for sequence in self._leaving):
@@ -169,6 +174,8 @@ class Scheduler:
         if len(holding) != len(self._running) + len(self._leaving) or any(s.holding for s in self._waiting):
             raise EngineError("a running sequence holds nothing, or a waiting one holds something")
         self._pages.check_integrity((h.chain, h.pages) for h in holding)
+        if self._snapshots is not None:
+            self._snapshots.check_integrity((h.seat for h in holding if h.seat is not None), self._pages.nodes())
         self._slots.check_integrity((h.slot, 1) for h in holding)
         self._penalty_rows.check_integrity((h.penalty_row, 1) for h in holding if h.penalty_row is not None)
         self._bias.check_integrity(h.bias for h in holding if h.bias is not None)
@@ -237,9 +244,15 @@ class Scheduler:
         start = self._bias.allocate(len(sequence.pairs)) if sequence.pairs else None
         missing = slot is None or (sequence.penalised and penalty_row is None) or (sequence.pairs and start is None)
         bias = None if start is None else (start, len(sequence.pairs))
+        seat = None
+        if self._snapshots is not None and not missing:
+            seat = self._snapshots.take(match.nodes[-1] if match.nodes else None)
+            missing = seat is None
         if slot is not None and not missing:
             chain, pages = self._pages.take(sequence.space, match, need)
-            return Holding(slot, pages, [0] * len(pages), penalty_row, bias, chain)
+            size, length = self.limits.page_tokens, len(sequence.tokens)
+            stops = self.limits.stops(len(match.nodes) * size, match.alike * size, length)
+            return Holding(slot, pages, [0] * len(pages), penalty_row, bias, chain, seat, stops)
         if slot is not None:
             self._slots.release(slot, 1)
         if penalty_row is not None:
@@ -252,15 +265,16 @@ class Scheduler:
         """Write every field of the slot; block table entries follow with the tokens that need them."""
         layout = self.limits.layout
         start, pairs = holding.bias or (0, 0)
+        if holding.seat is not None:
+            holding.seat.known = holding.seat.reads, holding.seat.writes
         sequence.masked = False
         sequence.bans = sequence.banned > 0 and sequence.generated < sequence.min_new
         words = {
             **sequence.fields,
             Word.POSITION: sequence.computed,
             Word.PENALTY_ROW: -1 if holding.penalty_row is None else holding.penalty_row,
-            # One state a slot, renewed in place: nothing forks or goes back yet.
-            Word.STATE_IN: holding.slot,
-            Word.STATE_OUT: holding.slot,
+            Word.STATE_IN: holding.slot if holding.seat is None else holding.seat.reads,
+            Word.STATE_OUT: holding.slot if holding.seat is None else holding.seat.writes,
             Word.BIAS_START: start,
             Word.BIAS_COUNT: pairs if sequence.bans else pairs - sequence.banned,
         }
@@ -293,6 +307,8 @@ class Scheduler:
         if sampled and sequence.restriction is not None:
             self._mask(plan, sequence, sequence.restriction, holding.slot)
         self._score(plan, sequence, start, end)
+        if self._snapshots is not None and holding.seat is not None:
+            self._places(plan, holding, holding.seat, end, decoding=not known)
         plan.row(sequence, holding.slot, tokens, sampled=sampled, logprobs=sequence.fields[Word.LOGPROBS] >= 0)
         sequence.computed = end
         sequence.pending += sampled
@@ -300,10 +316,28 @@ class Scheduler:
         self._share(sequence)
         return count
 
+    def _places(self, plan: PlanBuilder, holding: Holding, seat: Seat, end: int, *, decoding: bool) -> None:
+        """Tell the device where the row's state is and where it goes; where it ends at a stop, the state is left there."""
+        assert self._snapshots is not None
+        for word, place, known in zip(
+            (Word.STATE_IN, Word.STATE_OUT), (seat.reads, seat.writes), seat.known or (None, None), strict=True
+        ):
+            if place != known:
+                plan.update(self.limits.layout.word(holding.slot, word), place)
+        seat.known = seat.reads, seat.writes
+        self._snapshots.planned(seat)
+        if holding.stops and end >= holding.stops[-1]:
+            holding.stops.pop()
+            self._snapshots.part(seat, end, decoding=False)
+        elif decoding and end % self.limits.grain == 0:
+            self._snapshots.part(seat, end, decoding=True)
+
     def _share(self, sequence: Sequence) -> None:
         """Let others use the pages whose tokens are known and given to the device."""
         holding = _held(sequence)
         self._pages.share(holding.chain, sequence.tokens, holding.pages, min(sequence.computed, len(sequence.tokens)))
+        if self._snapshots is not None and holding.seat is not None:
+            self._snapshots.settle(holding.seat, holding.chain.nodes, self.limits.page_tokens)
 
     def _score(self, plan: PlanBuilder, sequence: Sequence, start: int, end: int) -> None:
         """Ask for the log-probabilities of the prompt tokens behind those from ``start`` to ``end``, each once."""
@@ -351,6 +385,8 @@ class Scheduler:
         """Give back what a sequence holds; unless it has finished, it goes to its old place in the line."""
         holding = _held(sequence)
         self._pages.release(holding.chain, holding.pages)
+        if self._snapshots is not None and holding.seat is not None:
+            self._snapshots.release(holding.seat)
         self._slots.release(holding.slot, 1)
         if holding.penalty_row is not None:
             self._penalty_rows.release(holding.penalty_row, 1)
@@ -365,8 +401,9 @@ class Scheduler:
 
 
 def _count(sequence: Sequence, budget: int, room: int) -> int:
-    """Tokens of a prompt that a step takes: within ``budget``, and with at most ``room`` tokens whose logits are wanted."""
-    count = min(budget, sequence.prefill_end - sequence.computed)
+    """Tokens of a prompt that a step takes: within ``budget``, to the next stop, and with at most ``room`` tokens whose logits are wanted."""
+    stops = _held(sequence).stops
+    count = min(budget, (stops[-1] if stops else sequence.prefill_end) - sequence.computed)
     if not sequence.unscored:
         return count
     return min(count, max(0, sequence.scored - sequence.computed) + room)

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from atlas_core.ops.step import Word
 from atlas_core.scheduler.prefix import Chain
+from atlas_core.scheduler.snapshots import Seat
 
 
 class State(Enum):
@@ -46,6 +47,7 @@ class Holding:
     """What a running sequence holds.
 
     ``tabled`` is the number of block table entries that the device knows, per group. ``chain`` is what of ``pages`` others may use.
+    ``seat`` are the places of its recurrent states, where these are kept; a snapshot is taken at each of ``stops``, the next one last.
     """
 
     slot: int
@@ -54,6 +56,8 @@ class Holding:
     penalty_row: int | None
     bias: tuple[int, int] | None
     chain: Chain
+    seat: Seat | None = None
+    stops: list[int] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)

@@ -124,6 +124,13 @@ class Settings:
         "Keep what was computed of a prompt, for later prompts that begin alike.",
         aliases=("--enable-prefix-caching",),
     )
+    state_snapshots: int = _option(
+        16,
+        integer(0, 65536),
+        "Machine",
+        "Recurrent states kept for the prefix cache, of models that have such; each is as large as a running sequence's.",
+        aliases=("--ssm-cache-slots",),
+    )
     threads: int | None = _option(
         None, integer(1, 4096), "Machine", "Threads that compute.", unset="as many as there are processors; CPU only"
     )
