@@ -21,7 +21,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
+import made_up
 import numpy as np
 
 from atlas_core.contracts.declarations import KernelRoot
@@ -55,7 +55,6 @@ from atlas_plugin_hopper.fused import fused_ops as fused_of_hopper
 PAGE_TOKENS = 64
 PROMPT = 200
 PREFILL = 2048
-RANDOM_BYTES = 64 << 20
 _ROOTS = {"hopper": "atlas_plugin_hopper"}
 IMPLEMENTATIONS = list({i.name: i for i in (*baseline.implementations(), *hopper.implementations())}.values())
 """What the machine inherits, and its own; a name that is taken replaces its elder, as the assembly has it."""
@@ -185,7 +184,7 @@ class Bench:
             (copy.weight, copy.packed.name): alloc(copy.packed.nbytes)
             for copy in weight_copies([segment for segments in self.plans.values() for segment in segments])
         }
-        self._fill(weights)
+        made_up.fill(backend, weights, {v.name: tuple(map(int, v.shape)) for v in self.program.weights()})
         return StepMemory(
             alloc(max(p.nbytes for p in placements)),
             alloc(max(1, *(p.scratch for p in placements))),
@@ -198,28 +197,6 @@ class Bench:
         inputs = InputLayout(bucket).buffers(self._inputs)
         m = self.memory
         return StepMemory(m.arena, m.scratch, inputs["counts"].address, {**m.values, **inputs}, m.weights)
-
-    def _fill(self, weights: Mapping[tuple[str, str], Buffer]) -> None:
-        """Normal values of the usual scale, the same 64 MiB over and over; norms are near 1."""
-        backend, stream = self.backend, self.backend.create_stream()
-        rng = np.random.default_rng(1)
-        noise = backend.alloc(RANDOM_BYTES)
-        backend.copy_h2d(
-            (rng.standard_normal(RANDOM_BYTES // 2, np.float32) * 0.02).astype(ml_dtypes.bfloat16).tobytes(), noise
-        )
-        for index, ((name, _), buffer) in enumerate(weights.items()):
-            if name.endswith("norm"):
-                values = 1 + rng.standard_normal(buffer.nbytes // 2, np.float32) * 0.1
-                backend.copy_h2d(values.astype(ml_dtypes.bfloat16).tobytes(), buffer.address)
-                continue
-            done = 0
-            while done < buffer.nbytes:
-                start = index * 8192 % (RANDOM_BYTES // 2) if done == 0 else 0
-                part = min(RANDOM_BYTES - start, buffer.nbytes - done)
-                backend.copy_d2d_async(noise + start, buffer.address + done, part, stream)
-                done += part
-        backend.synchronize(stream)
-        backend.free(noise)
 
     def reset(self, position: int) -> list[tuple[int, int]]:
         """Updates that put every slot at ``position``, greedy, with pages of its own."""
