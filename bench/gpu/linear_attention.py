@@ -233,7 +233,7 @@ def check(backend: Any, prompt: int) -> None:
 def decode(backend: Any, bandwidth: float) -> None:
     """The fused step by batch and slices."""
     print("decode, a node: microseconds, TB/s of states, share of bandwidth")
-    for batch, layers in ((1, 60), (2, 60), (4, 40), (8, 24), (16, 12), (64, 4)):
+    for batch, layers in ((1, 60), (2, 60), (4, 40), (8, 24), (16, 24), (64, 12)):
         lab = Lab(backend, batch, 1, layers, 1000)
         nbytes = 2 * (prod(lab.specs["state"].shape) + prod(lab.specs["conv_state"].shape)) * 4 / layers
         for name in STEPS:
