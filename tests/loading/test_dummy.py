@@ -51,6 +51,13 @@ def test_the_distribution(folder):
     assert (values(checkpoint.read("model.norm.weight")) == 1.0).all()
 
 
+def test_norms_that_are_stored_less_one(folder):
+    names = NameMap({"norm": WeightSource(("other.norm.weight", "model.norm.weight"), offset=1.0)})
+    checkpoint = DummyCheckpoint(folder, names, {"norm": (8,)})
+    (stored,) = checkpoint.tensors
+    assert (values(checkpoint.read(stored)) == 0.0).all()
+
+
 def test_a_function_of_seed_and_name(folder):
     one = DummyCheckpoint(folder, NAMES, SHAPES, seed=1)
     whole = bytes(one.read("model.embed.weight"))
