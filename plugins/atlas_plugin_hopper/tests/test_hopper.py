@@ -24,7 +24,7 @@ from atlas_nvidia.launch import Limits, check_arguments, check_geometry
 from atlas_plugin_hopper.fused import fused_ops as of_hopper
 from atlas_plugin_hopper.implementations import implementations
 from atlas_plugin_hopper.prompts import INSTANCES, NARROW, WIDE
-from atlas_plugin_hopper.skinny import GATE_UP_ROWS, LINEAR_ROWS, QKV_ROWS
+from atlas_plugin_hopper.skinny import GATE_UP_ROWS, LINEAR_ROWS, LINEARS_ROWS, QKV_ROWS
 from atlas_plugin_hopper.tiles import Tiling, tiling
 
 H100 = Limits(1024, (1024, 1024, 64), (2**31 - 1, 65535, 65535), 227 * 1024, 8)
@@ -127,15 +127,19 @@ def test_products_of_prompts_have_the_tiles_that_fill_the_machine(tokens: int, r
 @pytest.mark.parametrize(
     ("rows", "options", "unit", "chosen"),
     [
-        (4096, LINEAR_ROWS, 1, Tiling(64, 64, 2)),
-        (128256, LINEAR_ROWS, 1, Tiling(128, 1002, 1)),
-        (14336, GATE_UP_ROWS, 2, Tiling(224, 128, 1)),
-        (12288, GATE_UP_ROWS, 2, Tiling(192, 128, 1)),
-        (6144, QKV_ROWS, 1, Tiling(96, 64, 2)),
-        (960, QKV_ROWS, 1, Tiling(64, 15, 2)),
+        ((4096,), LINEAR_ROWS, 1, Tiling(64, 64, 2)),
+        ((128256,), LINEAR_ROWS, 1, Tiling(128, 1002, 1)),
+        ((14336,), GATE_UP_ROWS, 2, Tiling(224, 128, 1)),
+        ((12288,), GATE_UP_ROWS, 2, Tiling(192, 128, 1)),
+        ((6144,), QKV_ROWS, 1, Tiling(96, 64, 2)),
+        ((960,), QKV_ROWS, 1, Tiling(64, 15, 2)),
+        ((8192, 4096, 32, 32), LINEARS_ROWS, 1, Tiling(96, 131, 1)),
+        ((10240, 6144, 48, 48), LINEARS_ROWS, 1, Tiling(128, 130, 1)),
     ],
 )
-def test_tiles_share_weight_rows_out_evenly(rows: int, options: tuple[int, ...], unit: int, chosen: Tiling) -> None:
+def test_tiles_share_weight_rows_out_evenly(
+    rows: tuple[int, ...], options: tuple[int, ...], unit: int, chosen: Tiling
+) -> None:
     assert tiling(rows, options, 132, unit) == chosen
 
 

@@ -26,7 +26,7 @@ from atlas_plugin_hopper.tiles import DEPTH, TOKENS, Product
 
 PAIRS = 16
 """Of dimensions that rotate together, in one group of rows of skinny_qkv."""
-LINEAR_ROWS, GATE_UP_ROWS, QKV_ROWS = (64, 128), (64, 128, 192, 224), (64, 96)
+LINEAR_ROWS, GATE_UP_ROWS, QKV_ROWS, LINEARS_ROWS = (64, 128), (64, 128, 192, 224), (64, 96), (64, 96, 128)
 """SKINNY_ROWS of the instances: weight rows of a tile."""
 FEW = 8
 """Tokens that the streaming kernels of every NVIDIA machine take in as few launches."""
@@ -76,7 +76,7 @@ def _matrix(need: OpNeed, context: BindContext, name: str, box_rows: int) -> Arg
 def linear(product: Product, need: OpNeed, context: BindContext, norm: Normed | None = None) -> Launch:
     """x · weightᵀ into y, on top of ``residual`` where there is one; and what a norm behind it makes of that."""
     tokens, (rows, width) = need.operands["x"].shape[0], need.operands["weight"].shape
-    tiles = product.tiling(rows, context.workers)
+    tiles = product.tiling(context.workers, rows)
     geometry, stages = product.plan(tiles, width, context.workers)
     residual = ptr(context.operands["residual"].address) if "residual" in need.operands else ptr(0)
     behind = [*addresses(context, "norm_weight"), ptr(norm.address), ptr(norm.squares)] if norm else [ptr(0)] * 3
@@ -91,7 +91,7 @@ def linear(product: Product, need: OpNeed, context: BindContext, norm: Normed | 
 def gate_up(product: Product, need: OpNeed, context: BindContext, x: Normed, y: str) -> Launch:
     """SwiGLU of both products into ``y``."""
     tokens, (rows, width) = need.operands["x"].shape[0], need.operands["gate_weight"].shape
-    tiles = product.tiling(rows, context.workers)
+    tiles = product.tiling(context.workers, rows)
     geometry, stages = product.plan(tiles, width, context.workers)
     weights = (_matrix(need, context, name, tiles.rows // 2) for name in ("gate_weight", "up_weight"))
     args = [
@@ -105,7 +105,7 @@ def qkv(product: Product, need: OpNeed, context: BindContext, x: Normed) -> Laun
     """Rotated queries into ``q``, rotated keys and values into pages."""
     attrs, dim = need.attrs, need.attrs["head_dim"]
     tokens, width = need.operands["x"].shape[0], need.operands["q_weight"].shape[1]
-    tiles = product.tiling((attrs["q_heads"] + 2 * attrs["kv_heads"]) * dim, context.workers)
+    tiles = product.tiling(context.workers, (attrs["q_heads"] + 2 * attrs["kv_heads"]) * dim)
     turns = TOKENS // tiles.splits * (tiles.rows // 2 + 1) * 8
     geometry, stages = product.plan(tiles, width, context.workers, own=turns, single=True)
     weights = (
@@ -244,6 +244,36 @@ class NormQkvRopeAppend(_BehindNorm):
         return norm, qkv(self.product, need, context, x)
 
 
+class NormLinears(_BehindNorm):
+    """Four matrices one after another; a tile is rows of one of them."""
+
+    op, name = "norm_linears", "norm_linears_skinny"
+    matrices = ("weight_0", "weight_1", "weight_2", "weight_3")
+    _results = ("y_0", "y_1", "y_2", "y_3")
+
+    def products(self, element: DType) -> Product:
+        """See _BehindNorm."""
+        return Product("skinny_linears", LINEARS_ROWS, element)
+
+    def refusals(self, need: OpNeed) -> list[str]:
+        """See Implementation."""
+        return [*super().refusals(need), *other_type(need, self.element, *self._results)]
+
+    def bind(self, need: OpNeed, context: BindContext) -> Sequence[Launch]:
+        """See OpImplementation."""
+        norm, x = self.normalise(need, context)
+        tokens, width = need.operands["x"].shape
+        rows = [need.operands[name].shape[0] for name in self.matrices]
+        tiles = self.product.tiling(context.workers, *rows)
+        geometry, stages = self.product.plan(tiles, width, context.workers)
+        args = [
+            ptr(context.counts), live_word(need.operands["x"]), _tokens(x.address, (tokens, width)),
+            *(_matrix(need, context, name, tiles.rows) for name in self.matrices), *addresses(context, *self._results),
+            *(i32(count) for count in (*rows, width, stages)),
+        ]  # fmt: skip
+        return norm, self.product.launch(context, tiles, geometry, args)
+
+
 class _Chained(_Skinny):
     """A projection into the residual stream, its norm and products behind it: the norm costs no launch of its own.
 
@@ -285,7 +315,7 @@ class _Chained(_Skinny):
 
     def project(self, need: OpNeed, context: BindContext) -> tuple[Launch, Normed]:
         """The first launch, and what it leaves to the second."""
-        parts = self.first.tiling(need.operands["weight"].shape[0], context.workers).tiles
+        parts = self.first.tiling(context.workers, need.operands["weight"].shape[0]).tiles
         scratch = context.scratch.address
         norm = Normed(scratch, scratch + self._squares(need), parts)
         return linear(self.first, need, context, norm), norm
@@ -344,6 +374,7 @@ def skinny() -> list[OpImplementation]:
         for element in ELEMENTS
         for make in (
             Linear(element, residual=False), Linear(element, residual=True), NormGateUpSilu(element), NormQkvRopeAppend(element),
+            NormLinears(element),
         )
     ]  # fmt: skip
     return [*both, LinearAddGateUp(), LinearAddQkv()]

@@ -42,14 +42,14 @@ class Tiling:
         return min(_MAX_STAGES, room // self.stage, (steps + self.splits - 1) // self.splits)
 
 
-def tiling(rows: int, options: Sequence[int], workers: int, unit: int = 1) -> Tiling:
-    """The tiling by which the busiest processor gets the least; a tile has ``option // unit`` of ``rows``.
+def tiling(rows: Sequence[int], options: Sequence[int], workers: int, unit: int = 1) -> Tiling:
+    """The tiling by which the busiest processor gets the least; a tile has ``option // unit`` rows of one matrix of ``rows``.
 
     Clusters of two always find room, larger ones not: a GPC's processors are no multiple of four (docs/measured-facts.md).
     """
     found = []
     for option in options:
-        tiles = -(-rows * unit // option)
+        tiles = sum(-(-each * unit // option) for each in rows)
         found.append((-(-tiles // workers) * (option + _X_ROWS), Tiling(option, tiles, 1)))
         if 2 * tiles <= workers:
             found.append(((option + _X_ROWS) // 2, Tiling(option, tiles, 2)))
@@ -74,8 +74,8 @@ class Product:
         stem = f"{self.entry}_{rows}"
         return stem if self.element is DType.BF16 else f"{stem}_{self.element.value}"
 
-    def tiling(self, rows: int, workers: int) -> Tiling:
-        """The best of its options for a matrix of so many rows."""
+    def tiling(self, workers: int, *rows: int) -> Tiling:
+        """The best of its options for matrices of so many rows."""
         return tiling(rows, self.options, workers, self.unit)
 
     def plan(

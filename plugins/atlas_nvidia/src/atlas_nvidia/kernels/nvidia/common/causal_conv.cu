@@ -96,7 +96,7 @@ __device__ void convolve(const int32_t* counts, const uint16_t* x, const void* w
                 float sum = 0.0f;
 #pragma unroll
                 for (int tap = 0; tap < TAPS; ++tap) sum += window[tap][i] * taps[i][tap];
-                v[i] = silu(sum);
+                v[i] = quick_silu(sum);
 #pragma unroll
                 for (int tap = 0; tap < BEFORE; ++tap) window[tap][i] = window[tap + 1][i];
             }

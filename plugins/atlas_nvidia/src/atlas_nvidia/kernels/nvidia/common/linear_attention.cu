@@ -30,6 +30,14 @@ struct Shared {
 __device__ void arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
 __device__ void await() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
+// States are read and written once a step: they leave the L2 cache first.
+constexpr uint64_t EVICT_FIRST = 0x12F0000000000000;  // what createpolicy.fractional makes of evict_first and 1.0
+
+__device__ void fetch_once(uint32_t target, const float* source, bool valid) {
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;"
+                 ::"r"(target), "l"(source), "r"(valid ? 16 : 0), "l"(EVICT_FIRST) : "memory");
+}
+
 __device__ void add(float (&sum)[4], const float4& v, float by) {
     sum[0] += v.x * by;
     sum[1] += v.y * by;
@@ -60,7 +68,7 @@ linear_attention_step(const int32_t* counts, const uint16_t* qkv, const uint16_t
     const float* before = state + (static_cast<int64_t>(row.in) * value_heads + head) * size + own;
 #pragma unroll
     for (int j = 0; j < KEYS; ++j) {
-        copy_async(shared_address(&shared.state[warp + j * WARPS][lane]), before + j * WARPS * DIM, !row.fresh());
+        fetch_once(shared_address(&shared.state[warp + j * WARPS][lane]), before + j * WARPS * DIM, !row.fresh());
     }
     commit_copies();
     const int features = key_heads * DIM, channels = 2 * features + value_heads * DIM;
@@ -150,9 +158,9 @@ linear_attention_step(const int32_t* counts, const uint16_t* qkv, const uint16_t
     for (int j = 0; j < KEYS; ++j) {
         const float k = key[j * WARPS];
         const float4 s = shared.state[warp + j * WARPS][lane];
-        *reinterpret_cast<float4*>(after + j * WARPS * DIM) =
-            make_float4(decay * s.x + k * error[0], decay * s.y + k * error[1], decay * s.z + k * error[2],
-                        decay * s.w + k * error[3]);
+        __stcs(reinterpret_cast<float4*>(after + j * WARPS * DIM),
+               make_float4(decay * s.x + k * error[0], decay * s.y + k * error[1], decay * s.z + k * error[2],
+                           decay * s.w + k * error[3]));
     }
     if (warp == 0) {
         const float by_query = rsqrtf(qq + l2_eps) * scale;

@@ -53,6 +53,6 @@ gated_rms_norm(const int32_t* counts, int32_t live_word, const uint16_t* x, cons
     const float factor = rsqrtf(square_sum(v, head_dim) / static_cast<float>(head_dim) + eps);
     if (!real || row >= live) return;
 #pragma unroll
-    for (int i = 0; i < VECTOR; ++i) v[i] *= factor * w[i] * silu(g[i]);
+    for (int i = 0; i < VECTOR; ++i) v[i] *= factor * w[i] * quick_silu(g[i]);
     *reinterpret_cast<uint4*>(y + element) = pack8(v);
 }

@@ -94,6 +94,9 @@ __device__ inline float decay_log2(float a, float a_log, float dt_bias) {
     return -LOG2E * expf(a_log) * (fmaxf(x, 0.0f) + log1pf(expf(-fabsf(x))));
 }
 
+// silu where it is most of the work: a division of two instructions instead of ten, off by two units of the last place.
+__device__ inline float quick_silu(float x) { return __fdividef(x, 1.0f + __expf(-x)); }
+
 // The sum over 2^n neighbouring lanes, in all of them.
 __device__ inline float lanes_sum(float v, int lanes) {
     for (int distance = lanes / 2; distance > 0; distance /= 2) v += __shfl_xor_sync(~0u, v, distance);
