@@ -20,6 +20,7 @@ namespace atlas {
 constexpr int GEMV_WARPS = 8;
 constexpr int GEMV_THREADS = GEMV_WARPS * WARP;
 constexpr int GEMV_CHUNK = 64;
+constexpr int WIDE = 4096;  // rows from which on a warp's share is 1 KB and more (docs/measured-facts.md)
 constexpr int TILE_ROWS = 16;
 constexpr int SLOT_BYTES = TILE_ROWS * GEMV_CHUNK * 2;
 constexpr int RING_BYTES = GEMV_WARPS * GEMV_DEPTH * SLOT_BYTES;
@@ -27,6 +28,12 @@ constexpr int RING_BYTES = GEMV_WARPS * GEMV_DEPTH * SLOT_BYTES;
 // Bytes of shared memory of gemv itself: the ring, then the sums of the warps, two tiles deep. Columns come behind.
 __host__ __device__ constexpr int gemv_shared(int column_tiles) {
     return RING_BYTES + 2 * GEMV_WARPS * TILE_ROWS * 8 * column_tiles * static_cast<int>(sizeof(float));
+}
+
+// Where a row is narrow, a warp's share of it is a few hundred bytes, and twice the neighbourhood arrives faster.
+__device__ inline void copy_narrow_weights(uint32_t target, const void* source, bool valid) {
+    asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;"
+                 ::"r"(target), "l"(source), "r"(valid ? 16 : 0) : "memory");
 }
 
 // Where a lane is in the chunks of its warp, tile after tile. The warps of a block share out a row in 8 runs; a warp
@@ -105,10 +112,19 @@ __device__ inline void gemv(int tiles, int width, unsigned char* shared, Rows ro
         const uint32_t to = ring_address + slot * SLOT_BYTES;
         const int k = weights.k;
         const bool first = k < width, second = k + 32 < width;
-        copy_weights(to, upper + (first ? k : 0), first);
-        copy_weights(to + 512, upper + (second ? k + 32 : 0), second);
-        copy_weights(to + 1024, lower + (first ? k : 0), first);
-        copy_weights(to + 1536, lower + (second ? k + 32 : 0), second);
+        const uint16_t *near = upper + (first ? k : 0), *far = upper + (second ? k + 32 : 0);
+        const uint16_t *low_near = lower + (first ? k : 0), *low_far = lower + (second ? k + 32 : 0);
+        if (width < WIDE) {
+            copy_narrow_weights(to, near, first);
+            copy_narrow_weights(to + 512, far, second);
+            copy_narrow_weights(to + 1024, low_near, first);
+            copy_narrow_weights(to + 1536, low_far, second);
+        } else {
+            copy_weights(to, near, first);
+            copy_weights(to + 512, far, second);
+            copy_weights(to + 1024, low_near, first);
+            copy_weights(to + 1536, low_far, second);
+        }
         if (weights.advance() && weights.tile < tiles) {
             upper = rows(weights.tile, group);
             lower = rows(weights.tile, group + 8);
