@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from atlas_core.conformance.decoder import DecoderShape, DenseDecoder, record_decoder
+from atlas_core.conformance.linear_decoder import LARGE_LINEAR_SHAPES, LinearDecoder, record_linear_decoder
 from atlas_core.contracts.backend import DeviceFacts
 from atlas_core.contracts.declarations import KernelRoot
 from atlas_core.contracts.ops import BindContext, Buffer
@@ -148,3 +149,28 @@ def test_a_ring_has_as_many_stages_as_fit_and_no_more_than_steps() -> None:
     assert tiles.stage == (64 + 224) * 128
     assert tiles.stages(227 * 1024 - STATIC, 4096) == 6
     assert Tiling(64, 64, 2).stages(227 * 1024, 256) == 2
+
+
+def hybrid(sequences: int, element: DType) -> list[Step]:
+    """The steps of the only layer, one token a sequence."""
+    recorded = record_linear_decoder(LARGE_LINEAR_SHAPES[0])
+    program = record(LinearDecoder(LARGE_LINEAR_SHAPES[0]), recorded.spec, replace(recorded.layout, activation=element))
+    weights = {value.name: plain(element) for value in program.weights()}
+    patterns = [Pattern.of(op, PRIMITIVES) for op in (*fused_ops(), *of_hopper())]
+    context = Context("sm_90a", "fast", element, weights, [*of_nvidia(), *implementations()], patterns)
+    found = plan(program, Bucket(sequences, sequences, sequences, 8, 1), context, Choices())[0].steps
+    ops = [step.need.op for step in found]
+    return list(found[2 : ops.index("gather_rows")])
+
+
+@pytest.mark.parametrize("element", ELEMENTS)
+@pytest.mark.parametrize(
+    ("sequences", "projections"), [(1, "norm_linears"), (9, "norm_linears_skinny"), (64, "norm_linears_skinny")]
+)
+def test_a_decode_step_of_up_to_64_sequences_is_three_nodes(sequences: int, projections: str, element: DType) -> None:
+    found = hybrid(sequences, element)
+    names = [step.implementation.name.removesuffix(f".{element.value}") for step in found]
+    assert names[:2] == [projections, "linear_attention_step"]
+    assert len(names) == 3
+    for step in found:
+        assert {(launch.module, launch.entry) for launch in launches(step)} <= set(step.implementation.kernels)
