@@ -113,6 +113,7 @@ struct Panel {
                 }
             }
         }
+        __asm__ volatile("" : : : "memory");  // tiles read it behind the compiler's back
     }
 
     static ATLAS_INLINE Scales<Format::kMinimum> scales(const uint8_t* block, int half) {
@@ -122,79 +123,133 @@ struct Panel {
     }
 };
 
-// 16 rows at once: a walk over the blocks (or their halves) in which the tile unit is three steps ahead of the scaling.
+// Sets of 16 rows, one after the other: a walk over their blocks (or halves of blocks) in which every product is begun
+// four steps before its sums are scaled, and its tile stored two steps before. Tile and float instructions alternate in
+// small groups: behind one another, neither unit works while the other does.
 template <class Format>
 struct TileWalk {
-    static constexpr int kHalves = Format::kHalves, kAhead = kTilesInFlight - 1;
-    const int8_t* ints;
-    const float *scales, *moments;
+    static constexpr int kHalves = Format::kHalves, kBytes = Panel<Format>::kBytes;
+    static constexpr int kIntBytes = kTileRows * kInts;
     const uint8_t* panel;
-    int steps;
-    const int32_t* start;
-    int32_t (*sums)[kTileRows][kLanes];
+    size_t set_bytes;
+    int blocks;
+    TileSums* sums;
+    // What is scaled next, and what is begun next.
+    const uint8_t *scaled, *begun;
+    const float *scales, *moments;
+    const int8_t* ints;
+    int scaled_left, begun_left, sets_left;
 
-    ATLAS_INLINE const uint8_t* block(int step) const {
-        return panel + static_cast<size_t>(step / kHalves) * Panel<Format>::kBytes;
+    ATLAS_INLINE TileWalk(const Prepared& x, int sets, const uint8_t* panel, TileSums* sums)
+        : panel(panel), set_bytes(Prepared::bytes(x.columns, kTileRows)), blocks(x.blocks()), sums(sums), scaled(panel),
+          begun(panel), scales(x.scales(0)), moments(x.moments(0)), ints(x.ints(0, 0)), scaled_left(blocks),
+          begun_left(blocks), sets_left(sets) {}
+
+    // To the product after the one that was begun; behind the last set the last set again, which nobody reads.
+    template <int kSlot>
+    ATLAS_INLINE void pass() {
+        if constexpr (kHalves == 2 && kSlot % 2 == 0) return;
+        ints += kIntBytes, begun += kBytes;
+        if (--begun_left > 0) return;
+        begun_left = blocks, begun = panel;
+        const size_t ints_bytes = static_cast<size_t>(blocks) * kIntBytes;
+        ints -= ints_bytes;
+        if (--sets_left > 0) ints += set_bytes;
     }
 
     template <int kSlot>
-    ATLAS_INLINE void issue(int step) const {
-        const size_t half = static_cast<size_t>(step % kHalves);
-        if (step < steps)
-            tile_product<kSlot>(ints + static_cast<size_t>(step / kHalves) * kTileRows * kInts + half * (kInts / kHalves),
-                                block(step) + half * 256, start, sums[kSlot]);
-    }
+    ATLAS_INLINE void load_rows() const { tile_load_rows<kSlot>(ints + kSlot % kHalves * (kInts / kHalves)); }
+    template <int kSlot>
+    ATLAS_INLINE void load_weights() const { tile_load_weights<kSlot>(begun + kSlot % kHalves * 256); }
 
     template <int kSlot>
-    ATLAS_INLINE void scale(int step, f32x16* total) const {
-        issue<(kSlot + kAhead) % kTilesInFlight>(step + kAhead);
-        if (step >= steps) return;
-        const Undo<Format::kMinimum> weight(Panel<Format>::scales(block(step), step % kHalves));
-        const float *scale = scales + step / kHalves * kTileRows, *moment = moments + step / kHalves * kTileRows;
-#pragma GCC unroll 16
-        for (int t = 0; t < kTileRows; ++t) {
+    ATLAS_INLINE void begin() {
+        load_rows<kSlot>(), load_weights<kSlot>();
+        tile_multiply<kSlot>();
+        pass<kSlot>();
+    }
+
+    template <int kSlot, int kFirst>
+    ATLAS_INLINE void scale_rows(Undo<Format::kMinimum> weight, f32x16* total) const {
+#pragma GCC unroll 4
+        for (int t = kFirst; t < kFirst + 4; ++t) {
             i32x16 part;
-            memcpy(&part, sums[kSlot][t], sizeof part);
-            total[t] = weight.add(total[t], part, scale[t], moment[t]);
+            memcpy(&part, sums[kSlot].of[t], sizeof part);
+            total[t] = weight.add(total[t], part + kStartBits, scales[t], moments[t]);
         }
+    }
+
+    // One step; true when it was the last of a set.
+    template <int kSlot>
+    ATLAS_INLINE bool step(f32x16* total) {
+        const Undo<Format::kMinimum> weight(Panel<Format>::scales(scaled, kSlot % kHalves));
+        load_rows<kSlot>();
+        scale_rows<kSlot, 0>(weight, total);
+        load_weights<kSlot>();
+        scale_rows<kSlot, 4>(weight, total);
+        constexpr int kStored = (kSlot + 2) % kTilesInFlight;
+        tile_store<kStored>(sums + kStored);
+        scale_rows<kSlot, 8>(weight, total);
+        tile_multiply<kSlot>();
+        pass<kSlot>();
+        scale_rows<kSlot, 12>(weight, total);
+        if constexpr (kHalves == 2 && kSlot % 2 == 0) return false;
+        scaled += kBytes, scales += kTileRows, moments += kTileRows;
+        return --scaled_left == 0;
+    }
+
+    // Gives the totals of a set, and turns to the next; false when there is none.
+    ATLAS_INLINE bool finish(f32x16*& to, const f32x16* end, f32x16* total) {
+#pragma GCC unroll 16
+        for (int t = 0; t < kTileRows; ++t) to[t] = total[t], total[t] = f32x16{};
+        to += kTileRows;
+        scaled_left = blocks, scaled = panel;
+        const size_t skip = set_bytes / sizeof(float) - static_cast<size_t>(blocks) * kTileRows;
+        scales += skip, moments += skip;
+        return to < end;
     }
 };
 
 template <class Format>
-__attribute__((noinline)) void multiply_tile(const Prepared& x, const uint8_t* panel, f32x16* totals) {
-    // The totals stay in registers: no assembly may see their address.
-    alignas(64) int32_t sums[kTilesInFlight][kTileRows][kLanes];
-    const i32x16 start = i32x16{} + kStartBits;
+__attribute__((noinline)) void multiply_tiles(const Prepared& x, int sets, const uint8_t* panel, f32x16* totals) {
+    TileSums sums[kTilesInFlight];
     f32x16 total[kTileRows] = {};
-    const TileWalk<Format> walk = {x.ints(0, 0), x.scales(0), x.moments(0), panel, x.blocks() * Format::kHalves,
-                                   reinterpret_cast<const int32_t*>(&start), sums};
-    walk.template issue<0>(0), walk.template issue<1>(1), walk.template issue<2>(2);
-    for (int step = 0; step < walk.steps; step += kTilesInFlight) {
-        walk.template scale<0>(step, total), walk.template scale<1>(step + 1, total);
-        walk.template scale<2>(step + 2, total), walk.template scale<3>(step + 3, total);
+    const f32x16* end = totals + static_cast<size_t>(sets) * kTileRows;
+    TileWalk<Format> walk(x, sets, panel, sums);
+    walk.template begin<0>(), walk.template begin<1>();
+    walk.template begin<2>(), walk.template begin<3>();
+    tile_store<0>(sums), tile_store<1>(sums + 1);
+    for (;;) {
+        if (walk.template step<0>(total) && !walk.finish(totals, end, total)) return;
+        if (walk.template step<1>(total) && !walk.finish(totals, end, total)) return;
+        if (walk.template step<2>(total) && !walk.finish(totals, end, total)) return;
+        if (walk.template step<3>(total) && !walk.finish(totals, end, total)) return;
     }
-#pragma GCC unroll 16
-    for (int t = 0; t < kTileRows; ++t) totals[t] = total[t];
 }
 
 #endif
 
+constexpr int kSetsAtOnce = 8;
+
 // All rows of one group; ``x`` are sets of x.width rows, one behind the other, and ``panel`` is room for a group.
 template <class Format>
 void multiply_group(Prepared x, int rows, const uint8_t* group, [[maybe_unused]] uint8_t* panel, const Target& target) {
-    f32x16 totals[kTileRows];
+    f32x16 totals[kSetsAtOnce * kTileRows];
 #if defined(ATLAS_TILES)
     const bool tiles = kHaveTiles && x.width == kTileRows && rows >= kRowsForTiles;
     if (tiles) {
         Panel<Format>::fill(panel, group, x.columns);
         tile_configure(kInts / Format::kHalves);
     }
+#else
+    constexpr bool tiles = false;
 #endif
-    for (int first = 0; first < rows; first += x.width, x.base += Prepared::bytes(x.columns, x.width)) {
-        const int count = rows - first < x.width ? rows - first : x.width;
+    const int step = tiles ? kSetsAtOnce * kTileRows : x.width;
+    for (int first = 0; first < rows; first += step) {
+        const int count = rows - first < step ? rows - first : step;
         for (int t = 0; t < count; ++t) target.prefetch_row(first + t);
 #if defined(ATLAS_TILES)
-        if (tiles) multiply_tile<Format>(x, panel, totals);
+        if (tiles) multiply_tiles<Format>(x, (count + kTileRows - 1) / kTileRows, panel, totals);
         else
 #endif
             for (int done = 0; done < count;) {
@@ -209,6 +264,7 @@ void multiply_group(Prepared x, int rows, const uint8_t* group, [[maybe_unused]]
                 else multiply_rows<Format, 1>(x, done, group, totals + done), done += 1;
             }
         for (int t = 0; t < count; ++t) target.put_row(first + t, totals[t]);
+        x.base += Prepared::bytes(x.columns, x.width) * (step / x.width);
     }
 #if defined(ATLAS_TILES)
     if (tiles) tile_release();

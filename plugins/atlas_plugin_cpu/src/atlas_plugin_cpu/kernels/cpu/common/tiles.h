@@ -21,8 +21,6 @@ inline bool tiles_permitted() {
 
 const bool kHaveTiles = tiles_permitted();
 
-constexpr int kTilesInFlight = 4;
-
 // Tiles for blocks of ``width`` columns. 0 to 3: sums; 4 and 5: activations; 6 and 7: weights.
 inline void tile_configure(int width) {
     struct alignas(64) {
@@ -39,25 +37,57 @@ inline void tile_configure(int width) {
     __asm__ volatile("ldtilecfg %0" : : "m"(config));
 }
 
+#define ATLAS_TILE_INLINE inline __attribute__((always_inline))
+
 inline void tile_release() { _tile_release(); }
 
-// sums[16][16] = the 16 integers at ``start`` for every row, plus rows of activations, 32 bytes apart, times weights, a
-// vector for each 4 columns. kSlot, from 0 to 3, chooses among sets of tiles, so that products can be in flight at once.
+// The integers of one product: [row of activations][row of the weight].
+struct alignas(64) TileSums {
+    int32_t of[kTileRows][16];
+};
+
+constexpr int kTilesInFlight = 4;
+
+// The parts of a product of 16 rows of activations, 32 bytes apart, with weights, a vector for each 4 columns. kSlot, from
+// 0 to 3, chooses among sets of tiles. Every statement names what it writes, and nothing else: told that any memory may
+// change, compilers load scales again and again.
+#define ATLAS_TILE_LOAD(tile, from, stride)                                                                            \
+    __asm__ volatile("tileloadd (%0,%1), %%tmm" tile : : "r"(from), "r"(static_cast<int64_t>(stride)))
+
 template <int kSlot>
-inline __attribute__((always_inline)) void tile_product(const int8_t* x, const uint8_t* codes, const int32_t* start,
-                                                        int32_t (*sums)[16]) {
-#define ATLAS_TILE_PRODUCT(c, a, b)                                                                                    \
-    __asm__ volatile("tileloadd (%3,%6), %%tmm" c "\n\ttileloadd (%0,%4), %%tmm" a "\n\ttileloadd (%1,%5), %%tmm" b  \
-                     "\n\ttdpbssd %%tmm" b ", %%tmm" a ", %%tmm" c "\n\ttilestored %%tmm" c ", (%2,%5)"               \
-                     :                                                                                                 \
-                     : "r"(x), "r"(codes), "r"(sums), "r"(start), "r"(static_cast<int64_t>(32)),                       \
-                       "r"(static_cast<int64_t>(64)), "r"(static_cast<int64_t>(0))                                     \
-                     : "memory")
-    if constexpr (kSlot == 0) ATLAS_TILE_PRODUCT("0", "4", "6");
-    else if constexpr (kSlot == 1) ATLAS_TILE_PRODUCT("1", "5", "7");
-    else if constexpr (kSlot == 2) ATLAS_TILE_PRODUCT("2", "4", "6");
-    else ATLAS_TILE_PRODUCT("3", "5", "7");
-#undef ATLAS_TILE_PRODUCT
+ATLAS_TILE_INLINE void tile_load_rows(const int8_t* x) {
+    if constexpr (kSlot % 2 == 0) ATLAS_TILE_LOAD("4", x, 32);
+    else ATLAS_TILE_LOAD("5", x, 32);
+}
+
+template <int kSlot>
+ATLAS_TILE_INLINE void tile_load_weights(const uint8_t* codes) {
+    if constexpr (kSlot % 2 == 0) ATLAS_TILE_LOAD("6", codes, 64);
+    else ATLAS_TILE_LOAD("7", codes, 64);
+}
+#undef ATLAS_TILE_LOAD
+
+// Multiplies what was loaded last for this slot.
+template <int kSlot>
+ATLAS_TILE_INLINE void tile_multiply() {
+#define ATLAS_TILE_MULTIPLY(c, a, b)                                                                                   \
+    __asm__ volatile("tilezero %%tmm" c "\n\ttdpbssd %%tmm" b ", %%tmm" a ", %%tmm" c ::)
+    if constexpr (kSlot == 0) ATLAS_TILE_MULTIPLY("0", "4", "6");
+    else if constexpr (kSlot == 1) ATLAS_TILE_MULTIPLY("1", "5", "7");
+    else if constexpr (kSlot == 2) ATLAS_TILE_MULTIPLY("2", "4", "6");
+    else ATLAS_TILE_MULTIPLY("3", "5", "7");
+#undef ATLAS_TILE_MULTIPLY
+}
+
+template <int kSlot>
+ATLAS_TILE_INLINE void tile_store(TileSums* to) {
+#define ATLAS_TILE_STORE(tile)                                                                                         \
+    __asm__ volatile("tilestored %%tmm" tile ", (%1,%2)" : "=m"(*to) : "r"(to), "r"(static_cast<int64_t>(64)))
+    if constexpr (kSlot == 0) ATLAS_TILE_STORE("0");
+    else if constexpr (kSlot == 1) ATLAS_TILE_STORE("1");
+    else if constexpr (kSlot == 2) ATLAS_TILE_STORE("2");
+    else ATLAS_TILE_STORE("3");
+#undef ATLAS_TILE_STORE
 }
 
 #endif
