@@ -16,6 +16,7 @@ _BLOCK = 32
 _SET_ROWS = 16
 _ALONE = 4
 _GROUP = 16
+_FLOAT = 4
 _TASKS_A_WORKER = 4
 _MOST_TASKS = 128
 _MOST_PRODUCTS = 3
@@ -77,7 +78,7 @@ class _Fast(CpuImplementation):
 
     def scratch_bytes(self, need: OpNeed) -> int:
         """Rows as integers in whole sets of 16, and room for every task; the tasks are not known before ``bind``."""
-        return self._prepared_bytes(need) + _MOST_TASKS * _own_bytes(self._columns(need))
+        return self._prepared_bytes(need) + _MOST_TASKS * self._own_bytes(need)
 
     def _columns(self, need: OpNeed) -> int:
         return need.operands[self.x].shape[1]
@@ -85,6 +86,11 @@ class _Fast(CpuImplementation):
     def _prepared_bytes(self, need: OpNeed) -> int:
         sets = -(-need.operands[self.x].shape[0] // _SET_ROWS)
         return sets * _SET_ROWS * _row_bytes(self._columns(need))
+
+    def _own_bytes(self, need: OpNeed) -> int:
+        """Room of one task, with a float for every row and output of a group of gates."""
+        gates = _FLOAT * _GROUP * need.operands[self.x].shape[0] if self.mode == _GATE else 0
+        return _room_bytes(self._columns(need)) + gates
 
     def bind(self, need: OpNeed, context: BindContext) -> Sequence[Launch]:
         """Rounding, which is left to the products when there are few rows, then the products."""
@@ -109,8 +115,8 @@ class _Fast(CpuImplementation):
         room = context.scratch.address + self._prepared_bytes(need)
         other = _address(context, self.other) if self.other else ptr(0)
         arguments = [
-            *self._source(need, context), ptr(room), i64(_own_bytes(columns)), i32(columns), self._eps(need),
-            i32(self.mode), other,
+            *self._source(need, context), ptr(room), i64(self._own_bytes(need)), i64(_room_bytes(columns)),
+            i32(columns), self._eps(need), i32(self.mode), other,
         ]  # fmt: skip
         for product in self.products:
             weight, y = _address(context, product.weight), _address(context, product.y)
@@ -135,7 +141,7 @@ def _row_bytes(columns: int) -> int:
     return columns * 3 // 2
 
 
-def _own_bytes(columns: int) -> int:
+def _room_bytes(columns: int) -> int:
     """Room of one task: a group of weights as tiles read it, or the few rows that it rounds itself."""
     return max(columns // _BLOCK * (512 + 128), _ALONE * _row_bytes(columns))
 

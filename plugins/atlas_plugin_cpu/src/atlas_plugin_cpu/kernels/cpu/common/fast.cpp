@@ -52,18 +52,22 @@ void prepare_row(const Prepared& to, int row, const float* x, const float* norm,
     quantise(to, row, [&](int k) ATLAS_FLAT { return load(x + k) * scale * load(norm + k); });
 }
 
-// One group of the first weight, and in gates the same group of the second.
+// One group of the first weight, and in gates the same group of the second: what the gate gave waits in ``gates``, close
+// together, since lines of y that are a power of two apart displace one another from every cache.
 void multiply(const Weight* weights, int g, int columns, Target::Mode mode, const float* other, const Prepared& x,
-              int first, int rows, uint8_t* panel) {
+              int first, int rows, uint8_t* panel, float* gates) {
     const Weight& weight = weights[0];
-    const size_t skip = static_cast<size_t>(first) * weight.outputs;
-    Target target = {mode == Target::kGate ? Target::kStore : mode, weight.y + skip, other + (other ? skip : 0),
-                     weight.outputs, g * kLanes, smaller(kLanes, weight.outputs - g * kLanes)};
-    kLayouts[weight.layout].multiply(x, rows, weight.group(g, columns), panel, target);
-    if (mode != Target::kGate) return;
-    target.mode = mode;
-    target.other = target.y;
-    kLayouts[weights[1].layout].multiply(x, rows, weights[1].group(g, columns), panel, target);
+    const size_t at = static_cast<size_t>(first) * weight.outputs + g * kLanes;
+    const int lanes = smaller(kLanes, weight.outputs - g * kLanes);
+    Target target = {mode, weight.y + at, mode == Target::kAdd ? other + at : nullptr, weight.outputs, weight.outputs, lanes};
+    if (mode == Target::kGate) {
+        const Target gate = {Target::kStore, gates, nullptr, kLanes, 0, kLanes};
+        kLayouts[weight.layout].multiply(x, rows, weight.group(g, columns), panel, gate);
+        target.other = gates;
+        target.other_stride = kLanes;
+    }
+    const Weight& last = weights[mode == Target::kGate ? 1 : 0];
+    kLayouts[last.layout].multiply(x, rows, last.group(g, columns), panel, target);
 }
 
 }  // namespace
@@ -79,9 +83,9 @@ void fast_prepare(const int32_t* counts, int32_t live, const float* x, const flo
     }
 }
 
-// ``room`` is own_bytes for each task. Weights that are absent have the address 0.
+// ``room`` is own_bytes for each task: of a panel, or of the rows that it rounds itself, and of a group's gates. Weights that are absent have the address 0.
 void fast_multiply(const int32_t* counts, int32_t live, const float* x, const float* norm, uint8_t* prepared,
-                   uint8_t* room, int64_t own_bytes, int32_t columns, float eps, int32_t mode, const float* other,
+                   uint8_t* room, int64_t own_bytes, int64_t gates_at, int32_t columns, float eps, int32_t mode, const float* other,
                    const uint8_t* weight0, int32_t layout0, float* y0, int32_t outputs0, const uint8_t* weight1,
                    int32_t layout1, float* y1, int32_t outputs1, const uint8_t* weight2, int32_t layout2, float* y2,
                    int32_t outputs2, int task, int ntasks) {
@@ -93,6 +97,7 @@ void fast_multiply(const int32_t* counts, int32_t live, const float* x, const fl
     if (mine.first == mine.last || rows == 0) return;
     uint8_t* own = room + task * own_bytes;
     Prepared source = {prepared, columns, kTileRows};
+    float* gates = reinterpret_cast<float*>(own + gates_at);
     int step = rows;
     if (rows <= kAlone) {
         source = {own, columns, rows};
@@ -110,7 +115,7 @@ void fast_multiply(const int32_t* counts, int32_t live, const float* x, const fl
             int at = g, which = 0;
             while (!gate && at >= weights[which].groups()) at -= weights[which++].groups();
             multiply(weights + which, at, columns, static_cast<Target::Mode>(mode), other, part, row,
-                     smaller(step, rows - row), own);
+                     smaller(step, rows - row), own, gates);
         }
     }
 }

@@ -10,27 +10,26 @@
 #include "tiles.h"
 #include "weights.h"
 
-// Where results go: ``lanes`` outputs of each row from column ``at`` on.
+// Where results go: ``lanes`` outputs of each row, rows ``stride`` floats apart in y and ``other_stride`` in other.
 struct Target {
     enum Mode { kStore, kAdd, kGate };  // y = total; y = other + total; y = silu(other) * total
     Mode mode;
     float* y;
     const float* other;
-    int outputs, at, lanes;
+    int stride, other_stride, lanes;
 
     // Lines that are not near when they are written hold up every store behind them, those of tiles among them.
     ATLAS_INLINE void prefetch_row(int row) const {
-        __builtin_prefetch(y + static_cast<size_t>(row) * outputs + at, 1);
-        if (mode == kAdd) __builtin_prefetch(other + static_cast<size_t>(row) * outputs + at);
+        __builtin_prefetch(y + static_cast<size_t>(row) * stride, 1);
+        if (mode == kAdd) __builtin_prefetch(other + static_cast<size_t>(row) * other_stride);
     }
 
     ATLAS_INLINE void put_row(int row, f32x16 total) const {
-        const size_t place = static_cast<size_t>(row) * outputs + at;
         if (mode != kStore) {
-            const f32x16 before = take(other + place, lanes);
+            const f32x16 before = take(other + static_cast<size_t>(row) * other_stride, lanes);
             total = mode == kAdd ? before + total : before / (1.0f + exponential(-before)) * total;
         }
-        put(y + place, total, lanes);
+        put(y + static_cast<size_t>(row) * stride, total, lanes);
     }
 };
 
