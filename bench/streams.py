@@ -4,8 +4,8 @@
 
 An engine whose device only takes its time makes ``rate`` tokens a second in all streams together; every token's text is the moment
 at which the engine made it. First the engine's loop alone, in this process, then the whole server over it: API process, engine
-process, HTTP and this client, on the same machine. The latency of a token is the time from then until its bytes are here; what the
-loop alone takes is subtracted. CPU times are user and system time from /proc.
+process, HTTP and this client, on the same machine. The latency of a token is the time from then until this client has read its bytes,
+and until the kernel had them for it; what the loop alone takes is subtracted. CPU times are user and system time from /proc.
 """
 # ruff: noqa: INP001, T201 (a script: it prints)
 
@@ -13,9 +13,10 @@ import argparse
 import json
 import os
 import re
-import selectors
+import select
 import socket
 import statistics
+import struct
 import subprocess
 import sys
 import time
@@ -36,11 +37,16 @@ from atlas_core.vocab.sampling import SamplingParams
 
 GOALS = {"p50": 1.0, "p99": 8.0, "cpu": 60.0}
 """Milliseconds, milliseconds, microseconds."""
+PIECE = 1 << 13
+"""Bytes of a read: many times what one write brings."""
+SO_TIMESTAMPNS = 35
+"""asm-generic/socket.h; Python's socket module has no name for it."""
 GLANCE = 0.0002
 """Seconds between looks at the sockets: woken by every write, a client on the same machine makes each one dear for the server."""
 SETTLING = 20
 """Tokens of each stream that are not counted: all streams have begun by then."""
 _STAMP = re.compile(rf'"content":"((?:[0-9a-f]{{{STAMP}}})+)"'.encode())
+_TIMESPEC = struct.Struct("qq")
 _TICK = os.sysconf("SC_CLK_TCK")
 
 
@@ -68,8 +74,8 @@ def bare(streams: int, rate: float, tokens: int) -> list[float]:
 
 
 @contextmanager
-def server(streams: int, rate: float) -> Iterator[tuple[str, int, int]]:
-    """(URL, number of the API process, number of the engine process) of a server over a paced engine."""
+def server(streams: int, rate: float, *, apart: bool) -> Iterator[tuple[str, int, int]]:
+    """(URL, number of the API process, number of the engine process) of a server over a paced engine; ``apart``, on a core each."""
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
     command = [sys.executable, "-m", "streaming.serve", json.dumps({"streams": streams, "rate": rate})]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
@@ -77,6 +83,11 @@ def server(streams: int, rate: float) -> Iterator[tuple[str, int, int]]:
             assert process.stdout is not None
             url = process.stdout.readline().strip()
             (child,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+            if apart:
+                # Some kernels of virtual machines pack what runs on few cores: the server would wait behind the engine, beside an idle one.
+                first, *_, last = sorted(os.sched_getaffinity(0))
+                os.sched_setaffinity(int(child), {last})
+                os.sched_setaffinity(process.pid, {first})
             yield url, process.pid, int(child)
         finally:
             process.terminate()
@@ -90,48 +101,61 @@ def cpu_seconds(pid: int) -> float:
 
 def measured(
     url: str, streams: int, tokens: int, processes: Sequence[int]
-) -> tuple[list[float], list[float], int, int]:
-    """(milliseconds of each token, CPU seconds of each process, tokens in that time, pieces that they came in)."""
+) -> tuple[list[float], list[float], list[float], int, int]:
+    """(milliseconds of each token until it was read, until it had arrived, CPU seconds of each process, tokens in that time, pieces that they came in)."""
     address = urlsplit(url)
     body = json.dumps({"messages": [{"role": "user", "content": "go"}], "stream": True, "max_tokens": tokens}).encode()
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {address.netloc}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-    selector = selectors.DefaultSelector()
+    ready = select.epoll()
+    clients: dict[int, tuple[socket.socket, list[tuple[int, int, bytes]]]] = {}
     for _ in range(streams):
         connection = socket.create_connection((address.hostname, address.port))
+        connection.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
         connection.sendall(head.encode() + body)
-        selector.register(connection, selectors.EVENT_READ, [])
-    open_streams, first = streams, 0
+        ready.register(connection, select.EPOLLIN)
+        clients[connection.fileno()] = connection, []
+    first = 0
     began = [0.0] * len(processes)
-    read: list[list[tuple[int, bytes]]] = []
-    while open_streams:
+    read: list[list[tuple[int, int, bytes]]] = []
+    since = time.time_ns() - time.monotonic_ns()
+    while clients:
         time.sleep(GLANCE)
-        for key, _ in selector.select():
-            data = key.fileobj.recv(1 << 16)  # type: ignore[union-attr]
-            pieces: list[tuple[int, bytes]] = key.data
-            pieces.append((time.monotonic_ns(), data))
+        for number, _ in ready.poll():
+            connection, pieces = clients[number]
+            data, extra, _, _ = connection.recvmsg(PIECE, 64)
+            pieces.append((time.monotonic_ns(), arrival(extra, since), data))
             if not first and len(pieces) > SETTLING:
                 first = time.monotonic_ns()
                 began = [cpu_seconds(pid) for pid in processes]
             if len(pieces) == 1 and not data.startswith(b"HTTP/1.1 200 "):
                 raise SystemExit(f"the server answered {data[:500]!r}")
             if data.endswith(b"0\r\n\r\n") or not data:
-                selector.unregister(key.fileobj)
-                key.fileobj.close()  # type: ignore[union-attr]
+                connection.close()  # which takes it out of the set, too
+                del clients[number]
                 read.append(pieces)
-                open_streams -= 1
     used = [cpu_seconds(pid) - start for pid, start in zip(processes, began, strict=True)]
-    late, counted, writes = [], 0, 0
+    late, there, counted, writes = [], [], 0, 0
     for pieces in read:
         number = 0
-        for now, data in pieces:
+        for now, came, data in pieces:
             texts = b"".join(_STAMP.findall(data))
             stamps = [int(texts[at : at + STAMP], 16) for at in range(0, len(texts), STAMP)]
-            late += [(now - stamp) / 1e6 for index, stamp in enumerate(stamps, number) if index >= SETTLING]
+            wanted = [stamp for index, stamp in enumerate(stamps, number) if index >= SETTLING]
+            late += [(now - stamp) / 1e6 for stamp in wanted]
+            there += [(came - stamp) / 1e6 for stamp in wanted]
             number += len(stamps)
             counted += sum(stamp >= first for stamp in stamps)
             writes += bool(stamps)
         assert number == tokens, f"a stream has {number} tokens instead of {tokens}"
-    return late, used, counted, writes
+    return late, there, used, counted, writes
+
+
+def arrival(extra: Sequence[tuple[int, int, bytes]], since: int) -> int:
+    """Monotonic nanoseconds at which the kernel had what was read; ``since`` is the monotonic clock's zero in Unix time."""
+    for _, _, data in extra:
+        seconds, nanoseconds = _TIMESPEC.unpack(data[: _TIMESPEC.size])
+        return int(seconds) * 1_000_000_000 + int(nanoseconds) - since
+    return time.monotonic_ns()
 
 
 def percentiles(values: Sequence[float]) -> dict[str, float]:
@@ -146,20 +170,25 @@ def main() -> int:
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--rate", type=float, default=2000.0)
     parser.add_argument("--tokens", type=int, default=300)
+    parser.add_argument(
+        "--together", action="store_true", help="leave it to the kernel which core each process runs on"
+    )
     given = parser.parse_args()
     loop = percentiles(bare(given.streams, given.rate, min(given.tokens, 100)))
-    with server(given.streams, given.rate) as (url, api, child):
-        late, used, counted, writes = measured(url, given.streams, given.tokens, (api, child))
-    whole = percentiles(late)
+    apart = not given.together and len(os.sched_getaffinity(0)) > 1
+    with server(given.streams, given.rate, apart=apart) as (url, api, child):
+        late, there, used, counted, writes = measured(url, given.streams, given.tokens, (api, child))
+    whole, arrived = percentiles(late), percentiles(there)
     load = os.getloadavg()[0]
     print(
-        f"{given.streams} streams, {given.rate:g} tokens/s in all, {os.cpu_count()} CPUs, load {load:.1f}; {writes} writes for {len(late)} tokens"
+        f"{given.streams} streams, {given.rate:g} tokens/s in all, {os.cpu_count()} CPUs{', engine and server on one each' * apart}, load {load:.1f}; {writes} writes for {len(late)} tokens"
     )
     found: dict[str, Any] = {name: whole[name] - loop[name] for name in whole}
     found["cpu"] = used[0] / counted * 1e6
     for name in whole:
         print(
-            f"{name}: {whole[name]:.2f} ms a token, the loop alone {loop[name]:.2f}: added {found[name]:.2f} ms (goal {GOALS[name]:g})"
+            f"{name}: {whole[name]:.2f} ms a token, the loop alone {loop[name]:.2f}: added {found[name]:.2f} ms (goal {GOALS[name]:g}); "
+            f"in the client's socket after {arrived[name]:.2f}, added {arrived[name] - loop[name]:.2f}"
         )
     print(
         f"CPU of the API process: {found['cpu']:.1f} µs a token (goal {GOALS['cpu']:g}); of the engine: {used[1] / counted * 1e6:.1f}"

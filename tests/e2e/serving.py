@@ -19,8 +19,8 @@ START_SECONDS = 60
 class Server:
     """One process, told apart by what it prints."""
 
-    def __init__(self, log: Path, *flags: str) -> None:
-        command = [sys.executable, "-m", "atlas_core", "serve", str(TINY), "--hw", "cpu", "--port", "0", *flags]
+    def __init__(self, log: Path, *flags: str, model: Path = TINY) -> None:
+        command = [sys.executable, "-m", "atlas_core", "serve", str(model), "--hw", "cpu", "--port", "0", *flags]
         self.log = log
         environment = {name: value for name, value in os.environ.items() if not name.startswith("ATLAS_")}
         with log.open("w") as file:

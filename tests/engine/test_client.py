@@ -8,6 +8,7 @@ import time
 import pytest
 from scripted_engine import build, expected, make_engine
 
+from atlas_core.engine import loop
 from atlas_core.engine.client import InProcessClient, ProcessClient
 from atlas_core.engine.wire import VERSION
 from atlas_core.vocab.errors import BudgetError, EngineError, PluginError, RequestError
@@ -355,7 +356,7 @@ def test_the_engine_ends_with_its_api_process(child_path):
         await client.start(lambda progress: None)
         stream = client.generate(request("a", **LONG))
         await anext(stream)
-        client._writer.transport.abort()
+        client._connection.transport.abort()
         assert await asyncio.wait_for(client.process.wait(), 5.0) == 0
         await client.close()
 
@@ -368,7 +369,7 @@ def test_the_engine_ends_with_its_api_process_even_while_it_loads(child_path):
         loading = asyncio.Event()
         task = asyncio.create_task(client.start(lambda progress: loading.set()))
         await asyncio.wait_for(loading.wait(), 20)
-        client._writer.transport.abort()
+        client._connection.transport.abort()
         assert await asyncio.wait_for(client.process.wait(), 1.5) == 0
         with pytest.raises(EngineError, match="ended unexpectedly"):
             await task
@@ -414,3 +415,61 @@ def test_closing_the_client_closes_the_device():
 
     asyncio.run(scenario())
     assert engines[0]._runner.closed
+
+
+def test_a_sink_takes_what_it_wants_and_the_order_stays():
+    async def scenario():
+        async with started(in_process()) as client:
+            item = request("a", max_tokens=40, ignore_eos=True)
+            seen, yielded = [], []
+
+            def sink(delta):
+                taken = delta.completion_tokens % 5 != 0
+                if taken:
+                    seen.append(delta)
+                return taken
+
+            async for delta in client.generate(item, sink):
+                seen.append(delta)
+                yielded.append(delta.completion_tokens)
+                if delta.completion_tokens == 20:
+                    await asyncio.sleep(0.05)  # what comes meanwhile waits, and is not offered
+            assert [delta.completion_tokens for delta in seen] == list(range(1, 41))
+            assert "".join(delta.text for delta in seen) == expected(item)[1]
+            assert yielded[-1] == 40  # the last one is never offered
+            assert len(yielded) < 40
+
+    asyncio.run(scenario())
+
+
+def test_a_sink_that_fails_fails_its_stream_alone():
+    async def scenario():
+        async with started(in_process()) as client:
+
+            def sink(delta):
+                raise ValueError("no")
+
+            other = asyncio.create_task(answer(client, request("b", max_tokens=30)))
+            with pytest.raises(ValueError, match="no"):
+                await to_the_end(client.generate(request("a", **LONG), sink), [])
+            assert await other == expected(request("b", max_tokens=30))
+            await until(lambda: client.gauges.running == 0)
+
+    asyncio.run(scenario())
+
+
+def test_a_step_of_many_rows_comes_in_pieces(monkeypatch):
+    async def scenario():
+        sizes = []
+        monkeypatch.setattr(loop, "PIECE", 1)
+        monkeypatch.setattr(loop, "GROWTH", 2)
+        async with started(in_process()) as client:
+            take = client._connection._take
+            monkeypatch.setattr(
+                client._connection, "_take", lambda m: (sizes.append(len(getattr(m, "deltas", ()))), take(m))
+            )
+            items = [request(str(n), seed=n, **LONG) for n in range(4)]
+            assert await asyncio.gather(*(answer(client, item) for item in items)) == [expected(item) for item in items]
+        assert [1, 2, 1] in [sizes[at : at + 3] for at in range(len(sizes))]
+
+    asyncio.run(scenario())

@@ -38,7 +38,8 @@ entries = st.builds(TokenLogprob, counts, words, numbers, st.binary(max_size=4))
 positions = st.builds(Position, entries, st.lists(entries, max_size=3).map(tuple))
 deltas = st.builds(
     Delta, words, st.lists(counts, max_size=3).map(tuple), words, st.lists(positions, max_size=2).map(tuple),
-    st.sampled_from([None, "stop", "length", "abort", "error"]), maybe, counts, counts, counts, st.none() | failures,
+    st.sampled_from([None, "stop", "length", "abort", "error"]), maybe, counts, counts, counts, st.none() | failures, counts,
+    st.none() | numbers, st.lists(positions, max_size=2).map(tuple), st.binary(max_size=8),
 )  # fmt: skip
 gauges = st.builds(Gauges, counts, counts, counts, counts, counts, counts)
 sampling = st.builds(

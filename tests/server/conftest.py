@@ -22,7 +22,7 @@ from atlas_core.plugins.load import load
 from atlas_core.server.app import Application
 from atlas_core.server.listen import bind_socket, url_of
 from atlas_core.server.options import ServerOptions
-from atlas_core.server.ports import OnProgress, ServedModel, Service
+from atlas_core.server.ports import OnProgress, ServedModel, Service, Sink
 from atlas_core.server.run import DrainingServer
 from atlas_core.text.detokenize import Detokenizer
 from atlas_core.text.dialect.choice import choose
@@ -97,7 +97,7 @@ def deltas(
         for at in range(0, len(steps), chunk)
     ]
     rest = "" if stop in sampling.stop and stop is not None else stops.push(reader.finish()).text + stops.finish()
-    return [*made[:-1], replace(made[-1], text=made[-1].text + rest, finish=finish, stop=stop)]
+    return [*made[:-1], made[-1]._replace(text=made[-1].text + rest, finish=finish, stop=stop)]
 
 
 def position(token: int, count: int | None) -> Position:
@@ -124,6 +124,7 @@ class FakeEngine:
     running: int = 0
     waiting: int = 0
     closed: bool = False
+    taken: int = 0
 
     @property
     def info(self) -> Ready:
@@ -133,7 +134,7 @@ class FakeEngine:
     def gauges(self) -> Gauges:
         return Gauges(self.running, self.waiting, self.running * 16, 1024, steps=7, preemptions=2)
 
-    async def generate(self, request: Generate) -> AsyncGenerator[Delta, None]:
+    async def generate(self, request: Generate, sink: Sink | None = None) -> AsyncGenerator[Delta, None]:
         self.requests.append(request)
         self.waiting += 1
         started = done = False
@@ -149,6 +150,10 @@ class FakeEngine:
                 if self.closed:
                     raise EngineError("the engine is gone", "it was closed", "", state="gone")
                 done = delta.finish is not None
+                # Whoever reads this generator waits, and so everything before is dealt with.
+                if sink is not None and not done and sink(delta):
+                    self.taken += 1
+                    continue
                 yield delta
         finally:
             self.running -= started

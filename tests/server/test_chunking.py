@@ -1,7 +1,6 @@
 """However the engine cuts an answer into deltas, and whatever is asked for, the stream says what the whole answer says."""
 
 import json
-from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -127,7 +126,7 @@ def test_calls_and_thoughts(words, data):
         readable = text[:high].decode(errors="ignore")
         pairs.append((0, Delta("id-0", tuple(text[low:high]), readable[len(sent) :], completion_tokens=high)))
         sent = readable
-    pairs[-1] = 0, replace(pairs[-1][1], finish=finish)
+    pairs[-1] = 0, pairs[-1][1]._replace(finish=finish)
     chunks, body = stream(Chat(), turn, pairs)
     (wanted,) = body["choices"]
     content, reasoning, calls, tokens = "", "", [], []

@@ -134,7 +134,7 @@ def test_the_best_of_several(serve, kit):
         made = kit.deltas(request, f"{number}")
         assert request.sampling.logprobs is not None
         return [
-            replace(delta, logprobs=tuple(replace(p, chosen=replace(p.chosen, logprob=means[number] + (-0.5 if n else 0.5))) for p in delta.logprobs))
+            delta._replace(logprobs=tuple(replace(p, chosen=replace(p.chosen, logprob=means[number] + (-0.5 if n else 0.5))) for p in delta.logprobs))
             for n, delta in enumerate(made)
         ]  # fmt: skip
 

@@ -13,6 +13,8 @@ class Embedder:
     """The vector of a prompt is its length, its first id, and a third of it."""
 
     size = 3
+    normalised = False
+    prompt = ""
 
     def __init__(self):
         self.most = self.now = 0
@@ -42,8 +44,8 @@ def server(serve, kit):
     return server
 
 
-def embed(server, **body):
-    return server.http.post("/v1/embeddings", json=body)
+def embed(server, encoding_format="float", **body):
+    return server.http.post("/v1/embeddings", json={"encoding_format": encoding_format, **body})
 
 
 def test_every_form_of_input(server, kit):
@@ -52,7 +54,7 @@ def test_every_form_of_input(server, kit):
         "object": "list", "data": [{"object": "embedding", "index": 0, "embedding": [3.0, float(kit.bos), 1.0]}],
         "model": "org/tiny", "usage": {"prompt_tokens": 3, "total_tokens": 3},
     }  # fmt: skip
-    assert [one["embedding"][0] for one in embed(server, input=["", "a", "abc"]).json()["data"]] == [1, 2, 4]
+    assert [one["embedding"][0] for one in embed(server, input=["é", "a", "abc"]).json()["data"]] == [3, 2, 4]
     assert embed(server, input=[5, 6]).json()["data"][0]["embedding"] == [2.0, 5.0, 2 / 3]
     answer = embed(server, input=[[5], [6, 7]]).json()
     assert [(one["index"], one["embedding"][:2]) for one in answer["data"]] == [(0, [1, 5]), (1, [2, 6])]
@@ -85,7 +87,8 @@ def test_many_inputs_take_turns(server):
     [
         ({}, "input"), ({"input": []}, "input"), ({"input": [[]]}, "input"), ({"input": ["a", 1]}, "input"),
         ({"input": [300]}, "input[0]"), ({"input": "x" * 600}, "input"), ({"input": ["a", "x" * 600]}, "input[1]"),
-        ({"input": "a", "dimensions": 2}, "dimensions"), ({"input": "a", "encoding_format": "int8"}, "encoding_format"),
+        ({"input": "a", "dimensions": 4}, "dimensions"), ({"input": "a", "dimensions": 0}, "dimensions"), ({"input": ""}, "input"), ({"input": ["a", ""]}, "input[1]"),
+        ({"input": "a", "encoding_format": "int8"}, "encoding_format"),
         ({"input": ["a"] * 2049}, "input"),
     ],
 )  # fmt: skip
@@ -94,8 +97,30 @@ def test_what_is_wrong_is_named(server, body, field):
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, field)
 
 
-def test_dimensions_that_the_model_has(server):
-    assert embed(server, input="a", dimensions=3).status_code == 200
+def test_fewer_dimensions(server):
+    def numbers(**more):
+        return embed(server, input=[5, 6], **more).json()["data"][0]["embedding"]
+
+    assert numbers(dimensions=3) == numbers() == [2, 5, 2 / 3]
+    assert numbers(dimensions=2) == [2, 5]
+    server.embedder.normalised = True
+    assert numbers(dimensions=2) == pytest.approx([2 / 29**0.5, 5 / 29**0.5])
+    assert sum(value * value for value in numbers()) == pytest.approx(1)
+
+
+def test_base64_unless_said_otherwise(server):
+    plain = server.http.post("/v1/embeddings", json={"input": [5, 6]}).json()["data"][0]["embedding"]
+    assert plain == embed(server, "base64", input=[5, 6]).json()["data"][0]["embedding"]
+
+
+def test_a_prompt_of_the_model_stands_before_texts(server):
+    server.embedder.prompt = "ab"
+    assert embed(server, input=["c"]).json()["usage"]["prompt_tokens"] == 4
+    assert embed(server, input=[[5]]).json()["usage"]["prompt_tokens"] == 1
+
+
+def test_texts_bring_no_control_tokens(server):
+    assert embed(server, input="<eos>").json()["data"][0]["embedding"][0] == 6
 
 
 def test_an_engine_that_fails(server):

@@ -162,7 +162,7 @@ def test_metrics(serve, kit):
 def test_times_of_a_sequence(serve, kit):
     def answer(request):
         found = kit.deltas(request)
-        return [replace(found[0], started=request.arrival + 0.001), *found[1:]]
+        return [found[0]._replace(started=request.arrival + 0.001), *found[1:]]
 
     server = serve(kit.engine(answer=answer, prefill=0.02, delay=0.002))
     server.chat(max_tokens=11)

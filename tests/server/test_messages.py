@@ -4,7 +4,6 @@ import asyncio
 import json
 import socket
 import time
-from dataclasses import replace
 
 import anthropic
 import pydantic
@@ -173,7 +172,7 @@ def test_streams_say_what_whole_answers_say(words, data):
         readable = text[:high].decode(errors="ignore")
         delta = Delta("id-0", tuple(text[low:high]), readable[len(shown) :], completion_tokens=high, prompt_tokens=2)
         if number == len(pieces) - 1:
-            delta = replace(delta, finish=finish, stop=stop)
+            delta = delta._replace(finish=finish, stop=stop)
         shown = readable
         whole.add(delta)
         stream.count(delta)

@@ -2,7 +2,6 @@
 
 import itertools
 import json
-from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -52,7 +51,7 @@ def deltas(text, cuts, finish, *, logprobs=False):
             )
         )  # fmt: skip
         sent = readable
-    return [*made[:-1], replace(made[-1], finish=finish)]
+    return [*made[:-1], made[-1]._replace(finish=finish)]
 
 
 def events_of(data):

@@ -29,7 +29,7 @@ mode, timeout = sys.argv[1], float(sys.argv[2])
 
 class Engine:
     state, info, gauges, closed = "ready", Ready(512, 8, 260, "fp"), Gauges(), False
-    async def generate(self, request):
+    async def generate(self, request, sink=None):
         for count in range(request.sampling.max_tokens):
             await asyncio.sleep(0.02)
             if self.closed:

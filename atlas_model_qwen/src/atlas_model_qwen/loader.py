@@ -7,7 +7,6 @@ from typing import Any
 from atlas_core.contracts.model import NameMap
 from atlas_core.model.builder import ForwardBuilder
 from atlas_core.model.program import Value
-from atlas_core.vocab.dtype import DType
 from atlas_core.vocab.model import ModelSpec
 from atlas_model_qwen import config, weights
 from atlas_model_qwen.config import FULL, QwenConfig
@@ -41,7 +40,7 @@ class QwenLoader:
             sparse = family.experts is not None and index in family.experts.layers
             h = step.add(h, layer.mixture(x) if sparse else layer.mlp(x))
         x = step.rms_norm(step.gather_rows(h), step.weight("final_norm", spec.hidden_size), family.norm_eps)
-        return step.linear(x, step.weight("head", spec.vocab_size, spec.hidden_size), DType.F32)
+        return step.logits(x, step.weight("head", spec.vocab_size, spec.hidden_size))
 
 
 qwen2 = partial(QwenLoader, "qwen2")

@@ -20,7 +20,10 @@ from atlas_core.assembly.model import Model, open_model
 from atlas_core.assembly.packed import PackedCache
 from atlas_core.assembly.plan import StepPlan, make_limits, make_plan
 from atlas_core.assembly.settings import decode_settings
-from atlas_core.contracts.backend import GpuBackend
+from atlas_core.contracts.backend import GpuBackend, Stream
+from atlas_core.contracts.checkpoint import Pooling
+from atlas_core.contracts.ops import Buffer
+from atlas_core.engine.embedding import EmbeddingRunner
 from atlas_core.engine.grammar import Grammars
 from atlas_core.engine.inputs import InputLayout
 from atlas_core.engine.loop import Engine
@@ -30,7 +33,7 @@ from atlas_core.kernels.library import KernelLibrary
 from atlas_core.model.config import token_ids
 from atlas_core.plugins import Registry
 from atlas_core.plugins.load import load
-from atlas_core.runtime.bound import bind_step
+from atlas_core.runtime.bound import StepMemory, bind_step
 from atlas_core.runtime.budget import Budget
 from atlas_core.runtime.loader import WeightMemory
 from atlas_core.scheduler.limits import Limits
@@ -92,7 +95,7 @@ class Built:
     tokenizer: Tokenizer
     library: KernelLibrary
     backend: GpuBackend
-    runner: Runner
+    runner: Runner | EmbeddingRunner
     limits: Limits
     budget: Budget
 
@@ -115,6 +118,7 @@ def engine_of(built: Built, registry: Registry, ledger: Ledger, *, eager: bool =
         limits.max_seq_len, limits.layout.slots, limits.vocab_size, _fingerprint(registry, built), tuple(ledger.entries),
         tuple((term.name, term.nbytes) for term in built.budget.terms), limits.page_tokens if limits.pages else 0,
         min(limits.pages, default=0) * limits.page_tokens, tuple(built.plan.settings.rows(Level.HARDWARE, Level.MODEL)),
+        built.model.spec.hidden_size if built.model.pooling is not None else 0,
     )  # fmt: skip
     eos = end_tokens(built.model)
     return Engine(
@@ -229,7 +233,7 @@ def _packed(
 
 def _run_up(
     backend: GpuBackend, plan: StepPlan, model: Model, ledger: Ledger, packed: Callable[[Weights], PackedCache | None]
-) -> tuple[Runner, Limits, Budget]:
+) -> tuple[Runner | EmbeddingRunner, Limits, Budget]:
     """Budget, weights and graphs."""
     stream = backend.create_stream()
     weights = Weights.of(plan, model)
@@ -249,23 +253,47 @@ def _run_up(
             cache.keep(backend, WeightMemory(backend, held), weights.copies, ledger.progress)
     before, _ = backend.memory()
     with ledger.phase("graphs"):
-        steps = []
-        results = Results(*(value.name for value in plan.program.results))
-        rings = Rings(backend, [planned.bucket for planned in plan.buckets], states["mask"], model.spec.vocab_size)
-        for planned in plan.buckets:
-            local = with_inputs(memory, InputLayout(planned.bucket), inputs)
-            frame = rings.frame(inputs, planned.bucket, results)
-            steps.append((planned.bucket, bind_step(backend, planned.segments, planned.arena, local, stream, frame)))
-        runner = Runner(
-            backend, stream, steps, inputs=inputs, states=states, vocab_size=model.spec.vocab_size, results=results, rings=rings,
-        )  # fmt: skip
+        if model.pooling is not None:
+            runner: Runner | EmbeddingRunner = _embedding(backend, stream, plan, model.pooling, memory, inputs, states)
+        else:
+            runner = _generating(backend, stream, plan, model.spec.vocab_size, memory, inputs, states)
     if bucketed:
         budget = with_graphs(budget, max(0, before - backend.memory()[0]))
     return runner, limits, budget
 
 
-def preflight(runner: Runner, limits: Limits) -> None:
-    """One step of a few tokens. Raises DeviceError unless its logits are finite and differ from one another.
+def _generating(
+    backend: GpuBackend, stream: Stream, plan: StepPlan, vocab_size: int, memory: StepMemory, inputs: int,
+    states: Mapping[str, Buffer],
+) -> Runner:  # fmt: skip
+    steps = []
+    results = Results(*(value.name for value in plan.program.results))
+    rings = Rings(backend, [planned.bucket for planned in plan.buckets], states["mask"], vocab_size)
+    for planned in plan.buckets:
+        local = with_inputs(memory, InputLayout(planned.bucket), inputs)
+        frame = rings.frame(inputs, planned.bucket, results)
+        steps.append((planned.bucket, bind_step(backend, planned.segments, planned.arena, local, stream, frame)))
+    return Runner(
+        backend, stream, steps, inputs=inputs, states=states, vocab_size=vocab_size, results=results, rings=rings
+    )
+
+
+def _embedding(
+    backend: GpuBackend, stream: Stream, plan: StepPlan, pooling: Pooling, memory: StepMemory, inputs: int,
+    states: Mapping[str, Buffer],
+) -> EmbeddingRunner:  # fmt: skip
+    steps = []
+    for planned in plan.buckets:
+        local = with_inputs(memory, InputLayout(planned.bucket), inputs)
+        steps.append((planned.bucket, bind_step(backend, planned.segments, planned.arena, local, stream)))
+    (hidden,) = plan.program.results
+    return EmbeddingRunner(
+        backend, stream, steps, inputs=inputs, slots=states["slots"], layout=plan.layout.slots, hidden=hidden, pooling=pooling.kind,
+    )  # fmt: skip
+
+
+def preflight(runner: Runner | EmbeddingRunner, limits: Limits) -> None:
+    """One step of a few tokens. Raises DeviceError unless its logits, or its vector, are finite and differ from one another.
 
     Logits that are all alike are what a missing or wrongly read head gives.
     """
@@ -275,12 +303,15 @@ def preflight(runner: Runner, limits: Limits) -> None:
     scheduler.submit(Generate("preflight", prompt, SamplingParams(temperature=0.0, max_tokens=1)), seed=0, stop_ids=())
     plan = scheduler.schedule()
     assert plan is not None
-    ticket = runner.launch(plan)
-    logits = runner.read_logits(ticket)
-    runner.collect(ticket)
+    if isinstance(runner, EmbeddingRunner):
+        logits = np.frombuffer(b"".join(runner.launch(plan).vectors or ()), "<f4")
+    else:
+        ticket = runner.launch(plan)
+        logits = runner.read_logits(ticket)
+        runner.collect(ticket)
     if not np.isfinite(logits).all() or float(logits.max()) == float(logits.min()):
         raise DeviceError(
-            "the model's first logits are useless",
+            "the model's first results are useless",
             "some are not finite" if not np.isfinite(logits).all() else "they are all equal",
             "check the checkpoint with another engine; atlas kernels test checks the kernels",
         )

@@ -54,6 +54,9 @@ def describe(registry: Registry, model: Model, machine: Machine, plan: StepPlan)
             for name, value, source in sampling_sources(model.checkpoint.generation_config, model.preset.winner)
         ],
         "dialects": _dialects(plan.settings, model, registry),
+        "embeds": None
+        if model.pooling is None
+        else {"pooling": model.pooling.kind, "normalised": model.pooling.normalised, "prompt": model.pooling.prompt},
         "model": {
             "path": str(model.path),
             "layers": spec.layers,

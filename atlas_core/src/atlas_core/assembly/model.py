@@ -1,13 +1,13 @@
 """What the checkpoint is: container, family, storage, weights."""
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from atlas_core.contracts.checkpoint import Checkpoint, CheckpointReader
+from atlas_core.contracts.checkpoint import Checkpoint, CheckpointReader, Pooled, Pooling
 from atlas_core.contracts.declarations import CatalogueEntry, ModelDecl
 from atlas_core.contracts.model import ModelWeightLoader, NameMap
 from atlas_core.contracts.quant import QuantFormat
@@ -43,7 +43,7 @@ class Model:
 
     ``kernel_packages`` are those in which the family's plugin keeps kernels. ``preset`` says which of its models this is, if any, and
     who was asked. ``store`` binds canonical weights to tensors;
-    ``format`` decodes them.
+    ``format`` decodes them. ``names`` is its name map. ``pooling`` is how it embeds texts, None where it goes on with them.
     """
 
     path: Path
@@ -60,6 +60,8 @@ class Model:
     format: QuantFormat
     store: WeightStore
     preset: Resolution[ModelPreset]
+    names: NameMap
+    pooling: Pooling | None = None
 
     def storage(self, weights: Iterable[Value], transcode: str) -> dict[str, StorageLayout]:
         """How each recorded weight is stored when kernels get to see it: matrices as ``transcode`` says, unless it is none.
@@ -72,8 +74,7 @@ class Model:
             self.store.info(value.name, shape)
             stored = self.store.layout(value.name)
             found[value.name] = TRANSCODED.get(transcode, stored) if len(shape) > 1 else stored
-        names = self.loader.name_map(self.checkpoint.naming, self.spec).weights
-        forgotten = sorted(name for name in names if self.store.has(name) and name not in found)
+        forgotten = sorted(name for name in self.names.weights if self.store.has(name) and name not in found)
         if forgotten:
             raise CheckpointError(
                 f"the model never uses {', '.join(forgotten[:8])}",
@@ -131,7 +132,11 @@ def _understand(
     registry: Registry, path: Path, checkpoint: Checkpoint, container: str, containers: tuple[Candidate, ...]
 ) -> Model:
     declaration, dist, loader, spec = _family(registry, checkpoint.config)
-    store = WeightStore(checkpoint, loader.name_map(checkpoint.naming, spec))
+    names = loader.name_map(checkpoint.naming, spec)
+    pooling = checkpoint.pooling if isinstance(checkpoint, Pooled) else None
+    if pooling is not None:
+        names = headless(names, {value.name for value in _recorded(loader, spec, hidden=True)})
+    store = WeightStore(checkpoint, names)
     found: Resolution[QuantFormat] = _detect(
         registry, "weights", lambda fmt: fmt.detect(checkpoint.quantization, checkpoint.tensors)
     )
@@ -142,7 +147,7 @@ def _understand(
     return Model(
         path, checkpoint, container, containers, declaration.model_type, dist,
         tuple(root.package for root in declaration.kernel_roots), loader, spec, found.name, found.candidates, chosen, store,
-        choose_preset(presets, declaration.model_type, spec.hidden_size, str(path)),
+        choose_preset(presets, declaration.model_type, spec.hidden_size, str(path)), names, pooling,
     )  # fmt: skip
 
 
@@ -186,13 +191,33 @@ def _family(registry: Registry, config: Mapping[str, object]) -> tuple[ModelDecl
     return declaration, dist, loader, loader.read_config(config)
 
 
+def headless(names: NameMap, recorded: Collection[str]) -> NameMap:
+    """``names`` for a model that embeds texts: of the weights those in ``recorded``, and what else there is of a head is ignored.
+
+    Such checkpoints are often written without the layer that a head would stand beside, and so without the prefix of its name.
+    """
+    weights = {
+        name: replace(
+            source, names=(*source.names, *(n.removeprefix("model.") for n in source.names if n.startswith("model.")))
+        )
+        for name, source in names.weights.items()
+        if name in recorded
+    }
+    unused = (tensor for name, source in names.weights.items() if name not in recorded for tensor in source.names)
+    return NameMap(weights, (*names.ignored, *unused))
+
+
+def _recorded(loader: ModelWeightLoader, spec: ModelSpec, *, hidden: bool) -> tuple[Value, ...]:
+    """The weights that the model's program asks for, whatever it runs on."""
+    layout = StepLayout(SlotLayout(1, (1,) * sum(cache.paged for cache in spec.caches), 0), 16, DType.BF16, 1)
+    return record(loader, spec, layout, hidden=hidden).weights()
+
+
 def _dummy(registry: Registry, path: Path) -> Model:
     """Random weights of the right shapes: the shapes are those that the recorded program asks for."""
     _, _, loader, spec = _family(registry, ModelDirectory(path).config)
     names: NameMap = loader.name_map("hf", spec)
-    layout = StepLayout(SlotLayout(1, (1,) * sum(cache.paged for cache in spec.caches), 0), 16, DType.BF16, 1)
-    program = record(loader, spec, layout)
-    shapes = {value.name: tuple(int(dim) for dim in value.shape) for value in program.weights()}
+    shapes = {value.name: tuple(int(dim) for dim in value.shape) for value in _recorded(loader, spec, hidden=False)}
     checkpoint = DummyCheckpoint(path, names, shapes)
     asked = (Candidate("dummy", Verdict.yes(0, "--load-format dummy: weights are random")),)
     return _understand(registry, path, checkpoint, "dummy", asked)

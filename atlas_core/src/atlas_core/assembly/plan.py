@@ -1,6 +1,6 @@
 """From model, machine and settings to a plan: what every node of the step runs, for every bucket of rows."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from atlas_core.assembly.machine import Machine
@@ -75,10 +75,20 @@ def make_plan(model: Model, machine: Machine, settings: Settings) -> StepPlan:
 
 
 def _reusing(settings: Settings, model: Model) -> Settings:
-    """Settings without a prefix cache where the model has recurrent states and no snapshots of them shall be kept.
+    """Settings without a prefix cache where the model has recurrent states and no snapshots of them shall be kept, or embeds texts.
 
-    Raises UsageError when it was asked for all the same: pages alone do not bring such a sequence forward.
+    Raises UsageError when it was asked for all the same: pages alone do not bring such a sequence forward, and hidden states of
+    tokens that are not computed again are part of no vector.
     """
+    if model.pooling is not None and settings.prefix_cache:
+        asked = settings.source("prefix_cache")
+        if asked.level > Level.MODEL:
+            raise UsageError(
+                f"{asked} asks for a prefix cache",
+                "this model embeds texts, and needs every token of each",
+                "leave it out",
+            )
+        return with_defaults(settings, {"prefix_cache": False}, Source(Level.MODEL, "it embeds texts"))
     if not _recurrent(model) or settings.state_snapshots or not settings.prefix_cache:
         return settings
     cause, asked = settings.source("state_snapshots"), settings.source("prefix_cache")
@@ -129,7 +139,7 @@ def _planned(model: Model, machine: Machine, settings: Settings) -> StepPlan:
         slots,
         settings.state_snapshots if settings.prefix_cache and _recurrent(model) else 0,
     )
-    program = record(model.loader, model.spec, layout)
+    program = record(model.loader, model.spec, layout, hidden=model.pooling is not None)
     weights = model.storage(program.weights(), settings.transcode)
     patterns = tuple(Pattern.of(fused, PRIMITIVES) for fused in machine.fused)
     context = Context(machine.arch, settings.numerics, layout.activation, weights, machine.implementations, patterns)
@@ -137,7 +147,10 @@ def _planned(model: Model, machine: Machine, settings: Settings) -> StepPlan:
     planner = Planner(program, context, choices)
     planned = []
     limits = make_limits(model, settings, layout, max_seq_len, layout.slots.table_blocks)
-    for bucket in buckets(settings, limits, machine.declaration.bucketed):
+    wanted = buckets(settings, limits, machine.declaration.bucketed)
+    if model.pooling is not None:
+        wanted = embedding_buckets(wanted, slots)
+    for bucket in wanted:
         segments = planner.plan(bucket)
         planned.append(PlannedBucket(bucket, segments, place(program, segments, bucket)))
     return StepPlan(settings, max_seq_len, layout, program, tuple(planned), choices, weights)
@@ -175,6 +188,11 @@ def buckets(settings: Settings, limits: Limits, bucketed: bool) -> tuple[Bucket,
         *(Bucket(r, r, r, updates, 1) for r in decode),
         *(replace(largest, tokens=t, max_query=min(t, longest)) for t in prefill),
     )
+
+
+def embedding_buckets(found: Sequence[Bucket], slots: int) -> tuple[Bucket, ...]:
+    """Of ``found`` those that take prompts, with room for what the host tells of positions (see engine.embedding)."""
+    return tuple(replace(bucket, updates=bucket.updates + slots) for bucket in found if bucket.max_query > 1)
 
 
 def _max_seq_len(model: Model, settings: Settings) -> int:

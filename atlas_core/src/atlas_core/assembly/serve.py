@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import socket
+import time
 from dataclasses import replace
 
 from atlas_core.assembly.served import fetch, served_model
@@ -12,9 +13,10 @@ from atlas_core.engine.client import ProcessClient
 from atlas_core.plugins import Registry
 from atlas_core.server.app import Application
 from atlas_core.server.background import in_background
+from atlas_core.server.embedder import EngineEmbedder
 from atlas_core.server.listen import is_loopback
 from atlas_core.server.options import ServerOptions
-from atlas_core.server.ports import OnProgress, Reporter, Service
+from atlas_core.server.ports import OnProgress, Reporter, ServedModel, Service
 from atlas_core.server.run import check_tls, run
 from atlas_core.server.store.opening import open_store
 from atlas_core.server.store.port import StoreLimits
@@ -53,6 +55,14 @@ def serve(
     return run(application, listener, log_level=settings.log_level)
 
 
+def _service(client: ProcessClient, model: ServedModel) -> Service:
+    pooling = model.pooling
+    if pooling is None:
+        return Service(client, model)
+    embedder = EngineEmbedder(client, time.monotonic, normalised=pooling.normalised, prompt=pooling.prompt)
+    return Service(client, model, embedder)
+
+
 async def bring_up(settings: Settings, registry: Registry, engine: EngineProcess, on_progress: OnProgress) -> Service:
     """Fetch the model, then have the engine load it while the tokenizer is read here. Raises AtlasError; leaves nothing behind."""
     loop = asyncio.get_running_loop()
@@ -66,7 +76,7 @@ async def bring_up(settings: Settings, registry: Registry, engine: EngineProcess
     text = asyncio.ensure_future(in_background(lambda: served_model(settings, local, registry)))
     try:
         await client.start(on_progress)
-        service = Service(client, await text)
+        service = _service(client, await text)
     except BaseException:
         await client.close()
         await asyncio.gather(text, return_exceptions=True)

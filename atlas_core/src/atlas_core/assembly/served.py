@@ -49,6 +49,7 @@ def served_model(settings: Settings, local: Settings, registry: Registry) -> Ser
             speech=speech,
             thinking=not settings.disable_thinking,
             thinking_budget=settings.max_thinking_budget,
+            pooling=model.pooling,
         )
     finally:
         model.checkpoint.close()

@@ -53,6 +53,9 @@ def text(found: dict[str, Any]) -> Iterator[str]:
     model = found["model"]
     yield f"model      {model['path']}"
     yield f"           {model['layers']} layers of {model['hidden_size']}, vocabulary {model['vocab_size']}"
+    embeds = found["embeds"]
+    if embeds is not None:
+        yield f"embeds     texts, pooling {embeds['pooling']}{', normalised' if embeds['normalised'] else ''}"
     for warning in model["warnings"]:
         yield f"           note: {warning}"
     for row in found["layouts"]:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from atlas_core.vocab.layout import StorageLayout
 from atlas_core.vocab.model import TensorInfo
@@ -32,6 +32,19 @@ class TokenizerSource:
     special: Mapping[str, str]
     add_bos: bool = False
     tables: BpeTables | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pooling:
+    """How an embedding model makes one vector of a text: of the hidden states behind the final norm, that of the ``last`` token, of
+    the first (``cls``), or the ``mean`` of all.
+
+    ``normalised``: its length is made 1. ``prompt`` stands before every text.
+    """
+
+    kind: Literal["last", "cls", "mean"]
+    normalised: bool
+    prompt: str = ""
 
 
 class Checkpoint(Protocol):
@@ -84,6 +97,16 @@ class Located(Protocol):
 
     def extent(self, name: str) -> Extent:
         """Where ``read(name)`` finds its bytes. Raises CheckpointError for an unknown tensor."""
+        ...
+
+
+@runtime_checkable
+class Pooled(Protocol):
+    """What a Checkpoint may offer besides: ``pooling`` is not None where the model was made to embed texts."""
+
+    @property
+    def pooling(self) -> Pooling | None:
+        """See above."""
         ...
 
 

@@ -66,6 +66,6 @@ class ModelWeightLoader(Protocol):
     def record(self, spec: ModelSpec, step: Any) -> Any:
         """Record the forward pass into ``step``, a model.builder.ForwardBuilder, and return the float32 logits [R, vocabulary].
 
-        Weights are named canonically and with their shapes; a weight of another shape is an error found by the store.
+        The pass ends with ``step.logits``, so that a model that embeds texts can do without the head. Weights are named canonically and with their shapes; a weight of another shape is an error found by the store.
         """
         ...

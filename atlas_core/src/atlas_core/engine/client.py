@@ -10,9 +10,10 @@ from collections.abc import AsyncGenerator, Callable
 from typing import Any, Literal, Protocol
 
 from atlas_core.engine.child import EngineProcess
+from atlas_core.engine.connection import Connection
 from atlas_core.engine.failures import from_failure, to_failure
 from atlas_core.engine.serving import Build, serve
-from atlas_core.engine.wire import VERSION, Configure, Frames, Message, check_hello, decode, encode
+from atlas_core.engine.wire import VERSION, Configure, Message, check_hello, encode
 from atlas_core.plugins import installed
 from atlas_core.plugins.identity import Identity
 from atlas_core.vocab.errors import AtlasError, EngineError, RequestError
@@ -20,10 +21,11 @@ from atlas_core.vocab.messages import Abort, Delta, Drain, Faulted, Gauges, Gene
 
 State = Literal["loading", "ready", "draining", "faulted", "gone"]
 OnProgress = Callable[[Progress], None]
+Sink = Callable[[Delta], bool]
+"""Takes a delta at once, on the event loop's thread, and gives True; or gives False and has done nothing with it."""
 
 STREAM_CAPACITY = 1024
 """Deltas that may wait for the reader of one stream."""
-_CHUNK = 1 << 16
 _LAST_WORDS = 0.5
 """Seconds to wait for the exit status of a process whose socket has ended, before its streams are told."""
 _GRACE = 2.0
@@ -52,13 +54,15 @@ class EngineClient(Protocol):
         """Bring the engine up. Raises the AtlasError for which it could not; when cancelled, it is ended."""
         ...
 
-    def generate(self, request: Generate, /) -> AsyncGenerator[Delta, None]:
+    def generate(self, request: Generate, /, sink: Sink | None = None) -> AsyncGenerator[Delta, None]:
         """Deltas of one request; the last has ``finish``.
 
-        Closing the generator or cancelling its consumer aborts the request.
+        ``sink`` is offered every delta but the last, if the consumer waits and nothing else does: what it takes is not yielded. So a
+        step's deltas reach their streams without a task for each being woken. Closing the generator or cancelling its consumer aborts
+        the request.
 
         Raises RequestError when it is refused or read too slowly, EngineError when the engine is not ready or has
-        ended.
+        ended, and what ``sink`` raised.
         """
         ...
 
@@ -78,20 +82,30 @@ class EngineClient(Protocol):
 class _Stream:
     """Deltas on their way to one consumer. Never waits: a stream that is full is ended."""
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, sink: Sink | None) -> None:
         self._capacity = capacity
-        self._items: deque[Delta | AtlasError] = deque()
+        self._sink = sink
+        self._items: deque[Delta | Exception] = deque()
         self._reader: asyncio.Future[None] | None = None
 
     def put(self, item: Delta) -> bool:
         """False when there is no room, and the item is lost."""
+        reader = self._reader
+        if self._sink is not None and reader is not None and item.finish is None and not reader.done():
+            # The consumer has dealt with all that came before, and waits.
+            try:
+                if self._sink(item):
+                    return True
+            except Exception as error:  # noqa: BLE001 - one stream's failure, raised in its consumer
+                self.fail(error)
+                return True
         if len(self._items) >= self._capacity:
             return False
         self._items.append(item)
         self._wake()
         return True
 
-    def fail(self, error: AtlasError) -> None:
+    def fail(self, error: Exception) -> None:
         """End the stream, behind what has come already."""
         self._items.append(error)
         self._wake()
@@ -103,7 +117,7 @@ class _Stream:
             self._reader = asyncio.get_running_loop().create_future()
             await self._reader
         item = self._items.popleft()
-        if isinstance(item, AtlasError):
+        if isinstance(item, Exception):
             raise item
         return item
 
@@ -127,8 +141,8 @@ class _Client(ABC):
         self._greeted = False
         self._fault: AtlasError | None = None
         self._plugins: Identity = ()  # what is installed here; a thread of this process has no other
-        self._writer: asyncio.StreamWriter | None = None
-        self._pump: asyncio.Task[None] | None = None
+        self._connection: Connection | None = None
+        self._farewell: asyncio.Task[None] | None = None  # held, since the loop would let go of it
         self._settled = asyncio.Event()  # ready, or ended before that
         self._ended = asyncio.Event()
         self._on_progress: OnProgress = lambda progress: None
@@ -144,8 +158,8 @@ class _Client(ABC):
         """See EngineClient."""
         self._on_progress = on_progress
         try:
-            reader, self._writer = await self._open()
-            self._pump = asyncio.create_task(self._receive(reader))
+            self._connection = await self._open()
+            self._connection.begin(self._take, self._garbled, self._part)
             self._send(Hello(VERSION, self._plugins))
             self._send(self._configuration)
             await self._settled.wait()
@@ -156,7 +170,7 @@ class _Client(ABC):
             await self.close()
             raise self._fault or EngineError("the engine was closed while it was loading", state="gone")
 
-    async def generate(self, request: Generate, /) -> AsyncGenerator[Delta, None]:
+    async def generate(self, request: Generate, /, sink: Sink | None = None) -> AsyncGenerator[Delta, None]:
         """See EngineClient."""
         if self.state != "ready":
             raise self._unavailable()
@@ -165,7 +179,7 @@ class _Client(ABC):
                 f"request {request.id} is already running", "ids of live requests are unique", field="id"
             )
         self._send(request)
-        stream = self._streams[request.id] = _Stream(self._capacity)
+        stream = self._streams[request.id] = _Stream(self._capacity, sink)
         try:
             while True:
                 delta = await stream.next()
@@ -197,14 +211,15 @@ class _Client(ABC):
         """See EngineClient."""
         if self.state != "faulted":
             self.state = "gone"
-        if self._writer is not None:
-            self._writer.close()
+        if self._connection is not None:
+            self._connection.transport.close()
         await self._end()
-        if self._pump is not None:
-            await self._pump
+        if self._connection is not None:
+            self._connection.transport.abort()  # an engine that reads nothing any more leaves what was written for it
+            await self._ended.wait()
 
     @abstractmethod
-    async def _open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def _open(self) -> Connection:
         """Bring the other end to life and connect to it."""
 
     @abstractmethod
@@ -217,25 +232,19 @@ class _Client(ABC):
 
     def _send(self, message: Message) -> None:
         frame = encode(message)
-        if self._writer is not None and not self._writer.is_closing():
-            self._writer.write(frame)
+        if self._connection is not None and not self._connection.transport.is_closing():
+            self._connection.transport.write(frame)
 
     def _unavailable(self) -> EngineError:
         why = "" if self._fault is None else self._fault.what
         return EngineError(f"the engine is {self.state}", why, "try again when it is ready", state=self.state)
 
-    async def _receive(self, reader: asyncio.StreamReader) -> None:
-        """Take messages until the connection ends, then end every stream."""
-        frames = Frames()
-        try:
-            while data := await reader.read(_CHUNK):
-                for payload in frames.feed(data):
-                    self._take(decode(payload))
-        except OSError:
-            pass  # an engine that dies with a message unread resets the connection; its fate is found out below
-        except Exception as error:  # noqa: BLE001 - garbage from the engine, or a progress callback that failed
-            self._fail(from_failure(to_failure(error)))
-        await self._lost()
+    def _garbled(self, error: Exception) -> None:
+        """Garbage came from the engine, or a progress callback failed."""
+        self._fail(from_failure(to_failure(error)))
+
+    def _part(self) -> None:
+        self._farewell = asyncio.create_task(self._lost())
 
     def _take(self, message: Message) -> None:
         if not self._greeted:
@@ -303,8 +312,6 @@ class _Client(ABC):
         self.gauges = Gauges()
         self._settled.set()
         self._ended.set()
-        if self._writer is not None:
-            self._writer.close()
 
     def _end_streams(self) -> None:
         what = "the engine has failed" if self._fault is not None else "the engine was shut down"
@@ -327,19 +334,13 @@ class ProcessClient(_Client):
         super().__init__(build, settings, stream_capacity=stream_capacity)
         self.process = process
 
-    async def _open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def _open(self) -> Connection:
         if self.process is None:
             self.process = EngineProcess()
-        connected: asyncio.Future[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = asyncio.Future()
-
-        def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            if connected.done():
-                writer.close()
-            else:
-                connected.set_result((reader, writer))
-
+        connected: asyncio.Future[Connection] = asyncio.Future()
         try:
-            server = await asyncio.start_unix_server(accept, sock=self.process.listener)
+            loop = asyncio.get_running_loop()
+            server = await loop.create_unix_server(lambda: Connection(connected), sock=self.process.listener)
             self._plugins = await asyncio.to_thread(installed)
             ended = asyncio.create_task(self.process.wait())
             either: set[asyncio.Future[Any]] = {ended, connected}
@@ -381,14 +382,15 @@ class InProcessClient(_Client):
         self._build = build
         self._thread: threading.Thread | None = None
 
-    async def _open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def _open(self) -> Connection:
         ours, theirs = socket.socketpair()
         self._thread = threading.Thread(
             target=serve, args=(theirs,), name="atlas-engine", daemon=True,
             kwargs={"closed": lambda: None, "ready": lambda: None, "build": self._build},
         )  # fmt: skip
         self._thread.start()
-        return await asyncio.open_connection(sock=ours)
+        _, connection = await asyncio.get_running_loop().create_connection(Connection, sock=ours)
+        return connection
 
     async def _end(self) -> None:
         if self._thread is not None:

@@ -1,4 +1,4 @@
-"""The engine: a plain loop on one thread. Take messages, schedule, launch, collect, deliver; one StepResult a step."""
+"""The engine: a plain loop on one thread. Take messages, schedule, launch, collect, deliver."""
 
 import secrets
 import time
@@ -38,6 +38,11 @@ class Compiled:
 Inbox = SimpleQueue[Message | Closed | Compiled]
 QUIET = 2.0
 """Seconds without a request before something is prepared for later ones: who starts a server may be about to ask it."""
+PIECE, GROWTH = 4, 4
+"""Deltas of a step that are sent before the rest of it is turned into text, and how many times as many the next ones are.
+
+The other process wakes up meanwhile, and a step of many rows still takes few messages.
+"""
 Emit = Callable[[FromEngine], None]
 
 
@@ -45,11 +50,12 @@ Emit = Callable[[FromEngine], None]
 class StepOutput:
     """What a step gave, one entry for each of its plan's ``sample_row``.
 
-    ``alternatives`` is None when nobody wanted any.
+    ``alternatives`` is None when nobody wanted any; ``vectors``, unless None, are what prompts were run for.
     """
 
     sampled: Sequence[int]
     alternatives: Sequence[Alternatives] | None = None
+    vectors: Sequence[bytes] | None = None
 
 
 class StepRunner(Protocol):
@@ -100,6 +106,7 @@ class Engine:
         self._clock = clock
         self._grammars = grammars
         self._inbox: Inbox = SimpleQueue()
+        self._emit: Emit
         self._outputs: dict[str, Output] = {}
         self._answers: dict[str, Answer] = {}
         self._unstarted: dict[str, Output] = {}
@@ -117,7 +124,7 @@ class Engine:
 
         Raises what makes the engine useless, DeviceError above all.
         """
-        self._inbox = inbox
+        self._inbox, self._emit = inbox, emit
         while True:
             self._take(inbox)
             if self._closed:
@@ -126,8 +133,7 @@ class Engine:
                 self._abort_all()
             collected = self._step()
             if collected or self._deltas:
-                emit(StepResult(tuple(self._deltas), self._gauges()))
-                self._deltas.clear()
+                self._tell()
             if self._drain_until is not None and self._scheduler.idle and not self._flight and not self._compiling:
                 return
 
@@ -178,6 +184,11 @@ class Engine:
         try:
             if self._drain_until is not None:
                 raise EngineError("the engine is shutting down", "no request is taken any more", state="draining")
+            if request.embed != bool(self.info.vector_size):
+                raise RequestError(
+                    f"this model {'goes on with' if request.embed else 'embeds'} texts, and does nothing else",
+                    "the request asks for the other" , "ask a server with another model", kind="unsupported", field="model",
+                )  # fmt: skip
             output = Output(request, self._eos, self._text)
             if request.id in self._compiling or request.id in self._outputs:
                 raise RequestError(
@@ -280,7 +291,12 @@ class Engine:
                 if row >= 0:
                     alternatives[plan.sequences[row].id] = values
             self._score(plan, result.alternatives)
+        vectors = {plan.sequences[row].id: v for row, v in zip(plan.sample_row, result.vectors or (), strict=False)}
+        piece = PIECE
         for sequence, token in self._scheduler.complete(plan, result.sampled):
+            if len(self._deltas) >= piece:
+                self._tell()
+                piece *= GROWTH
             output = self._outputs[sequence.id]
             found = alternatives.get(sequence.id)
             wanted = found if found is not None and found.ids[0] >= 0 else None
@@ -290,6 +306,8 @@ class Engine:
                     raise EngineError("the answer's grammar failed", answer.failure[:500], "simplify it, and report it")
                 whole = answer is not None and answer.done
                 delta = output.push(token, wanted, last=sequence.generated >= sequence.max_new, whole=whole)
+                if vectors:
+                    delta = delta._replace(vector=vectors[sequence.id])
             except AtlasError as error:
                 self._end(output, output.fail(error))
                 continue
@@ -317,6 +335,10 @@ class Engine:
         self._answers.pop(output.id, None)
         self._unstarted.pop(output.id, None)
         self._deltas.append(delta)
+
+    def _tell(self) -> None:
+        self._emit(StepResult(tuple(self._deltas), self._gauges()))
+        self._deltas.clear()
 
     def _gauges(self) -> Gauges:
         scheduler = self._scheduler

@@ -87,33 +87,48 @@ def _attempt(build: Build, settings: bytes, report: Report) -> "Future[Engine]":
 
 
 class _Sender:
-    """Sends on a thread of its own, so that no step waits for the other side to read.
+    """Sends at once what the other side has room for; the rest on a thread of its own, so that no step waits for it to read.
 
     What piles up meanwhile is bounded by the running requests: a token is sent once, and they have a limit.
     """
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
-        self._frames: SimpleQueue[bytes | None] = SimpleQueue()
+        self._late: SimpleQueue[memoryview | None] = SimpleQueue()
+        self._order = threading.Lock()
+        self._pending = 0  # frames that the thread has not sent whole
         self._thread = threading.Thread(target=self._run, name="atlas-send", daemon=True)
         self._thread.start()
 
     def send(self, message: Message) -> None:
-        """Queue a message. Raises EngineError when it cannot be encoded."""
-        self._frames.put(encode(message))
+        """Send a message, or queue what does not fit. Raises EngineError when it cannot be encoded."""
+        frame = memoryview(encode(message))
+        with self._order:
+            if not self._pending:
+                # A thread would get to it when this one next waits, and every client's token with it.
+                try:
+                    frame = frame[self._connection.send(frame, socket.MSG_DONTWAIT) :]
+                except BlockingIOError:
+                    pass
+                except OSError:
+                    return  # when the other side is gone the reader finds out too, and ends the engine
+            if frame:
+                self._pending += 1
+                self._late.put(frame)
 
     def close(self) -> None:
         """Send what is queued, and say that nothing more comes."""
-        self._frames.put(None)
+        self._late.put(None)
         self._thread.join()
         with contextlib.suppress(OSError):  # the other side may have ended it already
             self._connection.shutdown(socket.SHUT_WR)
 
     def _run(self) -> None:
-        # When the other side is gone the reader finds out too, and ends the engine.
-        with contextlib.suppress(OSError):
-            while (frame := self._frames.get()) is not None:
+        with contextlib.suppress(OSError):  # see send
+            while (frame := self._late.get()) is not None:
                 self._connection.sendall(frame)
+                with self._order:
+                    self._pending -= 1
 
 
 def _read(connection: socket.socket, inbox: Inbox, closed: Callable[[], None], ending: threading.Event) -> None:

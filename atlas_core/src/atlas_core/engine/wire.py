@@ -15,7 +15,7 @@ from atlas_core.plugins.identity import Identity, difference
 from atlas_core.vocab.errors import EngineError
 from atlas_core.vocab.messages import Abort, Drain, Faulted, Generate, Hello, Progress, Ready, StepResult
 
-VERSION = 4
+VERSION = 5
 MAX_FRAME = 64 << 20
 """Bytes. A prompt of a million tokens takes five."""
 
@@ -105,7 +105,7 @@ class Frames:
     def __init__(self) -> None:
         self._buffer = bytearray()
 
-    def feed(self, data: bytes) -> Iterator[bytes]:
+    def feed(self, data: bytes | memoryview) -> Iterator[bytes]:
         """Every payload that ``data`` completes.
 
         Raises EngineError as soon as a frame announces more than MAX_FRAME bytes.

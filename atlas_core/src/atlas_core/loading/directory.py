@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from atlas_core.contracts.checkpoint import TokenizerSource
+from atlas_core.contracts.checkpoint import Pooling, TokenizerSource
 from atlas_core.loading.files import AGAIN, impostor, unreadable
+from atlas_core.loading.pooling import read_pooling
 from atlas_core.vocab.errors import CheckpointError
 
 _OTHER_TOKENIZERS = ("tokenizer.model", "tekken.json", "vocab.json", "spiece.model", "tiktoken.model")
@@ -25,6 +26,10 @@ class ModelDirectory:
             )
         self.generation_config: Mapping[str, Any] = self._object("generation_config.json", optional=True)
         self.quantization = self._quantization()
+
+    def pooling(self) -> Pooling | None:
+        """How the model embeds texts, if it does. Raises CheckpointError."""
+        return read_pooling(self.path, self.config, lambda name: self._json(name, optional=True))
 
     def tokenizer(self) -> TokenizerSource:
         """tokenizer.json with its templates. Raises CheckpointError when there is none."""
@@ -94,17 +99,22 @@ class ModelDirectory:
             raise CheckpointError(f"{path} is not text", str(error), AGAIN) from error
 
     def _object(self, name: str, *, optional: bool = False) -> dict[str, Any]:
-        text = self._text(name, optional=optional)
-        if text is None:
+        value = self._json(name, optional=optional)
+        if value is None:
             return {}
-        try:
-            value = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            guess = impostor(text[:512].encode("utf-8"))
-            raise CheckpointError(f"{self.path / name} is not valid JSON", guess or str(error), AGAIN) from error
         if not isinstance(value, dict):
             raise CheckpointError(f"{self.path / name} is not a JSON object", f"it is {type(value).__name__}", AGAIN)
         return value
+
+    def _json(self, name: str, *, optional: bool) -> Any:
+        text = self._text(name, optional=optional)
+        if text is None:
+            return None
+        try:
+            return json.loads(text)
+        except (ValueError, RecursionError) as error:
+            guess = impostor(text[:512].encode("utf-8"))
+            raise CheckpointError(f"{self.path / name} is not valid JSON", guess or str(error), AGAIN) from error
 
 
 def _special(settings: Mapping[str, Any]) -> dict[str, str]:

@@ -44,6 +44,7 @@ class DummyCheckpoint:
         self.config = directory.config
         self.generation_config = directory.generation_config
         self.quantization: Mapping[str, object] = {}
+        self.pooling = directory.pooling()
         self._directory = directory
         self._seed = seed
         self.tensors: Mapping[str, TensorInfo] = dict(_tensors(names, shapes))

@@ -72,6 +72,7 @@ class HuggingFaceCheckpoint:
         self.config = directory.config
         self.generation_config = directory.generation_config
         self.quantization = directory.quantization
+        self.pooling = directory.pooling()
         self._directory = directory
         self._files: dict[str, RangeFile] = {}
         self._stored: dict[str, tuple[RangeFile, Stored]] = {}

@@ -11,6 +11,7 @@ from atlas_core.ops.contract import Op
 from atlas_core.ops.primitives import PRIMITIVES
 from atlas_core.ops.step import SlotLayout
 from atlas_core.vocab.dtype import DType
+from atlas_core.vocab.errors import PluginError
 from atlas_core.vocab.model import CacheSpec, ModelSpec
 from atlas_core.vocab.sampling import MAX_TOP_LOGPROBS
 
@@ -242,6 +243,10 @@ class ForwardBuilder:
         rows = self._recorder.value("logits_rows", "input", ("R",), DType.I32)
         return self._unary("gather_rows", {"x": x, "logits_rows": rows}, ("R", x.shape[1]), x.dtype)
 
+    def logits(self, x: Value, weight: Value) -> Value:
+        """The head, with which a forward pass ends: float32 logits [R, vocabulary] of x, weight [vocabulary, hidden]."""
+        return self.linear(x, weight, DType.F32)
+
     def finish(self, logits: Value) -> Program:
         """End the forward segment at float32 ``logits`` [R, vocabulary] and add the sampling segment."""
         self._recorder.end_segment("forward")
@@ -269,6 +274,29 @@ class ForwardBuilder:
         return self._recorder.finish((sampled, values, ids, logits))
 
 
+class HiddenBuilder(ForwardBuilder):
+    """Records the same pass for vectors of texts: without a head, its result are the hidden states [T, hidden] of all tokens."""
+
+    def gather_rows(self, x: Value) -> Value:
+        """All rows: which of them count is up to whoever pools them."""
+        return x
+
+    def logits(self, x: Value, weight: Value) -> Value:
+        """The hidden states themselves."""
+        return x
+
+    def finish(self, logits: Value) -> Program:
+        """The program, of one segment. Raises PluginError when the pass did not end with ``logits``."""
+        if logits.shape != ("T", self._spec.hidden_size):
+            raise PluginError(
+                f"the family {self._spec.model_type} gives no hidden states",
+                f"its step ends with {logits.name} {logits.shape}, not with the builder's logits()",
+                "serve this model with a newer release of the family's plugin",
+            )
+        self._recorder.end_segment("forward")
+        return self._recorder.finish((logits,))
+
+
 class Recordable(Protocol):
     """The part of a ModelWeightLoader that records."""
 
@@ -277,7 +305,9 @@ class Recordable(Protocol):
         ...
 
 
-def record(loader: Recordable, spec: ModelSpec, layout: StepLayout, ops: Mapping[str, Op] = PRIMITIVES) -> Program:
-    """The whole step program of a model."""
-    builder = ForwardBuilder(spec, layout, ops)
+def record(
+    loader: Recordable, spec: ModelSpec, layout: StepLayout, ops: Mapping[str, Op] = PRIMITIVES, *, hidden: bool = False
+) -> Program:
+    """The whole step program of a model; ``hidden``: up to its hidden states. Raises PluginError where the family has none to give."""
+    builder = (HiddenBuilder if hidden else ForwardBuilder)(spec, layout, ops)
     return builder.finish(loader.record(spec, builder))

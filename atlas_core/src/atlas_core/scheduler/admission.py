@@ -26,15 +26,15 @@ def accept(request: Generate, order: int, *, seed: int, stop_ids: Iterable[int],
         raise RequestError(
             "the prompt has no tokens", "there is nothing to continue", "send at least one", field="prompt"
         )
-    if length >= limits.max_seq_len:
+    if length + (not request.embed) > limits.max_seq_len:
         raise RequestError(
             f"the prompt has {length} tokens and the context is {limits.max_seq_len}",
-            "at least one place is needed for the answer",
+            "it would be cut off" if request.embed else "at least one place is needed for the answer",
             "shorten the prompt, or start the server with a larger --max-seq-len",
             field="prompt",
             code="context_length_exceeded",
         )
-    least = 1 if params.prompt_logprobs is None else 0
+    least = 1 if params.prompt_logprobs is None and not request.embed else 0
     if params.max_tokens is not None and params.max_tokens < least:
         raise RequestError(f"max_tokens is {params.max_tokens}", "an answer has at least one token", field="max_tokens")
     for wanted, field in ((params.logprobs, "top_logprobs"), (params.prompt_logprobs, "prompt_logprobs")):
@@ -57,8 +57,8 @@ def accept(request: Generate, order: int, *, seed: int, stop_ids: Iterable[int],
         order=order,
         prompt_length=length,
         tokens=list(request.prompt),
-        # A prompt that is only scored samples a token too: its last one has to be computed all the same.
-        max_new=room if params.max_tokens is None else min(room, max(1, params.max_tokens)),
+        # A prompt that is only scored or embedded samples a token too: its last one has to be computed all the same.
+        max_new=room if params.max_tokens is None else max(1, min(room, params.max_tokens)),
         min_new=params.min_tokens,
         fields=_fields(params, length, seed, limits),
         pairs=pairs,

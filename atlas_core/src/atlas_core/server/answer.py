@@ -64,6 +64,11 @@ class AnswerReader:
         parses = reading.tools and reading.syntax
         self._parser = reading.syntax.parser(reading.tools) if parses and reading.syntax else None
 
+    @property
+    def plain(self) -> bool:
+        """Whether every text is the answer's, as it is and at once."""
+        return self._splitter is None and self._parser is None
+
     def push(self, text: str) -> list[AnswerEvent]:
         """What ``text`` adds."""
         if self._splitter is None:

@@ -91,12 +91,16 @@ class ChatChunks(Chunks):
         self._template = ChunkTemplate(_envelope(turn, "chat.completion.chunk"), usage_null=turn.include_usage)
         self._opened = [False] * len(turn.sequences)
         self._heads = [f'{{"index":{index},"delta":'.encode() for index in range(len(turn.sequences))]
-        self._texts = [head + b'{"content":' for head in self._heads]
-        self._plain = not turn.wants_logprobs and not turn.token_ids
+        self._texts = [self._template.round(head + b'{"content":', _NOTHING_ELSE) for head in self._heads]
         self._readers = [AnswerReader(turn.reading, turn.prompt_of(i).opening) for i in range(len(turn.sequences))]
+        self._plain = not turn.wants_logprobs and not turn.token_ids and self._readers[0].plain
 
     def chunk(self, index: int, delta: Delta) -> bytes:
         """Events for ``delta``: none while its text is held back and nothing else was asked for."""
+        if self._plain and self._opened[index] and delta.finish is None:
+            # Nearly every delta of nearly every stream.
+            before, after = self._texts[index]
+            return b"%b%b%b" % (before, encode(delta.text), after) if delta.text else b""
         events = b""
         if not self._opened[index]:
             events = self._event(index, _ROLE, more=b"" if any(self._opened) else self._prompt_ids())
@@ -105,11 +109,6 @@ class ChatChunks(Chunks):
         gained = [*reader.push(delta.text)]
         if delta.finish is not None:
             gained += reader.finish(cut=delta.finish == "length")
-        if len(gained) == 1 and self._plain and delta.finish is None and isinstance(gained[0], Text):
-            # Nearly every delta of nearly every stream.
-            return events + self._template.choice(
-                b"%b%b%b" % (self._texts[index], encode(gained[0].text), _NOTHING_ELSE)
-            )
         pieces = [_delta(event) for event in gained]
         if not pieces and ((delta.logprobs and self._turn.wants_logprobs) or (delta.tokens and self._turn.token_ids)):
             pieces = [{"content": ""}]

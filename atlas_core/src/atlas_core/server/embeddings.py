@@ -3,6 +3,7 @@
 import array
 import asyncio
 import base64
+import math
 import sys
 from collections.abc import Sequence
 from http import HTTPStatus
@@ -46,19 +47,20 @@ class Embeddings:
         record.requested = asked.model or ""
         record.model = served_name(service.model, asked.model, strict=shared.options.strict_model)
         embedder = _embedder(service, asked)
-        prompts = await asyncio.to_thread(_prompts, service, asked)
+        prompts = await asyncio.to_thread(_prompts, service, embedder, asked)
         record.prompt_tokens = sum(map(len, prompts))
         capacity = service.engine.info.max_batch_size + shared.options.max_queue
         with shared.gate.enter(min(len(prompts), service.engine.info.max_batch_size), capacity):
             vectors = await while_connected(
                 request.receive, _all(embedder, prompts, service.engine.info.max_batch_size)
             )
-        write = _base64 if asked.encoding_format == "base64" else list
+        write = list if asked.encoding_format == "float" else _base64
+        size = asked.dimensions or embedder.size
         return json_response(
             {
                 "object": "list",
                 "data": [
-                    {"object": "embedding", "index": index, "embedding": write(vector)}
+                    {"object": "embedding", "index": index, "embedding": write(_cut(vector, size, embedder))}
                     for index, vector in enumerate(vectors)
                 ],
                 "model": record.model,
@@ -74,22 +76,35 @@ def _embedder(service: Service, asked: EmbeddingsRequest) -> Embedder:
             "serve an embedding model", kind="unsupported", field="model", code="no_embeddings",
         )  # fmt: skip
     size = service.embedder.size
-    if asked.dimensions is not None and asked.dimensions != size:
+    if asked.dimensions is not None and not 1 <= asked.dimensions <= size:
         raise RequestError(
-            f"dimensions cannot be {asked.dimensions}", f"the model's vectors have {size}", "leave dimensions out",
-            kind="unsupported", field="dimensions", code="unsupported_parameter",
+            f"dimensions cannot be {asked.dimensions}", f"the model's vectors have {size}", f"ask for 1 to {size}",
+            field="dimensions", code="invalid_value",
         )  # fmt: skip
     return service.embedder
 
 
-def _prompts(service: Service, asked: EmbeddingsRequest) -> list[tuple[int, ...]]:
+def _prompts(service: Service, embedder: Embedder, asked: EmbeddingsRequest) -> list[tuple[int, ...]]:
     split = split_prompts(asked.input, "input")
     tokenizer, info = service.model.tokenizer, service.engine.info
     found = []
     for index, prompt in enumerate(split):
-        ids = tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
-        found.append(check_prompt(ids, info, "input" if len(split) == 1 else f"input[{index}]"))
+        field = "input" if len(split) == 1 else f"input[{index}]"
+        if not prompt:
+            raise RequestError(
+                f"{field} is empty", "nothing has no vector", "leave it out", field=field, code="empty_prompt"
+            )
+        # What users write can never become a control token, here as elsewhere.
+        ids = tokenizer.encode(embedder.prompt + prompt, parse_special=False) if isinstance(prompt, str) else prompt
+        found.append(check_prompt(ids, info, field, answered=False))
     return found
+
+
+def _cut(vector: Sequence[float], size: int, embedder: Embedder) -> Sequence[float]:
+    """The first ``size`` numbers (Kusupati et al., 2022: they are a vector of their own), normalised after that, as the model's are."""
+    part = vector[:size]
+    length = math.hypot(*part) if embedder.normalised else 1.0
+    return part if length in (0.0, 1.0) else [value / length for value in part]
 
 
 async def _all(embedder: Embedder, prompts: Sequence[tuple[int, ...]], at_once: int) -> list[Sequence[float]]:

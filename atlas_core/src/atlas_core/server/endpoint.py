@@ -107,13 +107,16 @@ class Generation(Generic[R]):
         record.model, record.requested, record.stream = model, request.model or "", bool(request.stream)
         turn = await make_turn(self._face, service, model, request, arrival, scope)
         outputs = [Output() for _ in turn.sequences]
-        deltas = run(service.engine, turn, places, self._shared.metrics, self._shared.clock, record)
+        shared = self._shared
         try:
             if turn.stream:
-                stream = EventStream(send, STREAM_HEADERS, self._shared.options.ping_interval)
-                record.error = await stream.respond(deltas, self._face.writer(turn), outputs, record.id)
+                stream = EventStream(
+                    scope, send, STREAM_HEADERS, shared.options.ping_interval, self._face.writer(turn), outputs
+                )
+                deltas = run(service.engine, turn, places, shared.metrics, shared.clock, record, stream.sink)
+                record.error = await stream.respond(deltas, record.id)
             else:
-                await collect(deltas, outputs)
+                await collect(run(service.engine, turn, places, shared.metrics, shared.clock, record), outputs)
                 await json_response(self._face.whole(turn, outputs))(scope, receive, send)
         finally:
             write_down(record, outputs, turn.n)

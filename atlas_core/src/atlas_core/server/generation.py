@@ -6,14 +6,15 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequ
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect
-from starlette.types import Receive, Send
+from starlette.types import Receive, Scope, Send
 
 from atlas_core.server.boundary import Record
 from atlas_core.server.errors import internal_error
 from atlas_core.server.faces import ChunkWriter
 from atlas_core.server.limits import Places
 from atlas_core.server.metrics import Metrics
-from atlas_core.server.ports import Engine
+from atlas_core.server.ports import Engine, Sink
+from atlas_core.server.protocol import SHORT_WAY
 from atlas_core.server.turn import Output, Turn
 from atlas_core.vocab.errors import AtlasError, EngineError
 from atlas_core.vocab.messages import Delta, Generate
@@ -21,6 +22,8 @@ from atlas_core.vocab.messages import Delta, Generate
 T = TypeVar("T")
 Deltas = AsyncGenerator[tuple[int, Delta], None]
 Clock = Callable[[], float]
+ShortWay = Callable[[bytes], bool]
+"""Sends a piece of a body that has begun, at once; False where it has to go through ``send``, and nothing is sent. An empty one only asks."""
 
 _LOG = logging.getLogger("atlas.server")
 
@@ -46,14 +49,19 @@ async def _gone(receive: Receive) -> None:
 
 
 async def run(
-    engine: Engine, turn: Turn, places: Places, metrics: Metrics, clock: Clock, record: Record | None = None
-) -> Deltas:
+    engine: Engine, turn: Turn, places: Places, metrics: Metrics, clock: Clock, record: Record | None = None,
+    sink: Sink | None = None,
+) -> Deltas:  # fmt: skip
     """(choice, delta) of all sequences of ``turn``, each in its own order. Raises AtlasError when any of them fails.
 
     ``record`` learns when the first token came. Frees one of ``places`` before the last delta of each. Closing the generator aborts what is still running.
+    Of a single sequence, ``sink`` is offered deltas between the first and the last: what it takes is counted, and not yielded.
     """
+    if len(turn.sequences) > 1:
+        sink = None  # deltas of one choice may wait where another's are merged with them
     streams = [
-        _checked(engine, index, request, places, metrics, clock, record) for index, request in enumerate(turn.sequences)
+        _checked(engine, index, request, places, metrics, clock, record, sink)
+        for index, request in enumerate(turn.sequences)
     ]
     merged = streams[0] if len(streams) == 1 else _merged(streams)
     try:
@@ -75,32 +83,49 @@ async def collect(deltas: Deltas, outputs: Sequence[Output]) -> None:
 class EventStream:
     """Sends one stream. What fails before the first delta is raised, to become an HTTP status; what fails later, an event."""
 
-    def __init__(self, send: Send, headers: Sequence[tuple[bytes, bytes]], ping_interval: float) -> None:
+    def __init__(
+        self, scope: Scope, send: Send, headers: Sequence[tuple[bytes, bytes]], ping_interval: float, writer: ChunkWriter,
+        outputs: Sequence[Output],
+    ) -> None:  # fmt: skip
         """``ping_interval``: seconds without data after which the writer's ping is sent.
 
-        The first delta is awaited for as long, before the headers are sent without it.
+        The first delta is awaited for as long, before the headers are sent without it. ``outputs`` get the totals of what is sent.
         """
         self._send = send
+        self._short: ShortWay | None = scope.get("extensions", {}).get(SHORT_WAY)
         self._headers = headers
         self._interval = ping_interval
+        self._writer = writer
+        self._outputs = outputs
+        self._began = False
         self._quiet = True
 
-    async def respond(
-        self, deltas: Deltas, writer: ChunkWriter, outputs: Sequence[Output], request_id: str
-    ) -> str | None:
-        """Send all of ``deltas``; ``outputs`` get their totals. Gives the error's text when the stream broke off."""
+    def sink(self, delta: Delta) -> bool:
+        """See ports.Sink: the way of nearly every delta of a stream of one choice, if the server has a short one and its client keeps up."""
+        short = self._short
+        if short is None or not self._began or not short(b""):
+            return False
+        self._outputs[0].count(delta)
+        data = self._writer.chunk(0, delta)
+        if data:
+            self._quiet = False
+            short(data)
+        return True
+
+    async def respond(self, deltas: Deltas, request_id: str) -> str | None:
+        """Send all of ``deltas``. Gives the error's text when the stream broke off."""
         first = asyncio.ensure_future(anext(deltas))
         try:
             await asyncio.wait({first}, timeout=self._interval)
             if first.done():
                 first.result()
             await self._send({"type": "http.response.start", "status": 200, "headers": list(self._headers)})
-            opening = writer.opening()
+            opening = self._writer.opening()
             if opening:
                 await self._write(opening)
-            pinger = asyncio.create_task(self._ping(writer.ping))
+            pinger = asyncio.create_task(self._ping(self._writer.ping))
             try:
-                failure = await self._deliver(first, deltas, writer, outputs, request_id)
+                failure = await self._deliver(first, deltas, request_id)
             finally:
                 pinger.cancel()
                 await asyncio.gather(pinger, return_exceptions=True)
@@ -111,18 +136,13 @@ class EventStream:
             await asyncio.gather(first, return_exceptions=True)
             await deltas.aclose()
 
-    async def _deliver(
-        self,
-        first: Awaitable[tuple[int, Delta]],
-        deltas: Deltas,
-        writer: ChunkWriter,
-        outputs: Sequence[Output],
-        request_id: str,
-    ) -> str | None:
+    async def _deliver(self, first: Awaitable[tuple[int, Delta]], deltas: Deltas, request_id: str) -> str | None:
+        writer = self._writer
         try:
-            await self._one(await first, writer, outputs)
+            await self._one(await first)
+            self._began = True
             async for pair in deltas:
-                await self._one(pair, writer, outputs)
+                await self._one(pair)
         except AtlasError as error:
             await self._write(writer.failed(error))
             return error.what
@@ -130,13 +150,13 @@ class EventStream:
             _LOG.error("request %s failed while it was streamed", request_id, exc_info=error)
             await self._write(writer.failed(internal_error(request_id)))
             return type(error).__name__
-        await self._write(writer.closing(outputs))
+        await self._write(writer.closing(self._outputs))
         return None
 
-    async def _one(self, pair: tuple[int, Delta], writer: ChunkWriter, outputs: Sequence[Output]) -> None:
+    async def _one(self, pair: tuple[int, Delta]) -> None:
         index, delta = pair
-        outputs[index].count(delta)
-        data = writer.chunk(index, delta)
+        self._outputs[index].count(delta)
+        data = self._writer.chunk(index, delta)
         if data:
             await self._write(data)
 
@@ -152,12 +172,49 @@ class EventStream:
                 await self._write(ping)
 
 
+class _Timing:
+    """When the tokens of one sequence came."""
+
+    def __init__(self, arrival: float, metrics: Metrics, clock: Clock, record: Record | None) -> None:
+        self._arrival = arrival
+        self._metrics = metrics
+        self._clock = clock
+        self._record = record
+        self.first: float | None = None
+        self.last: float | None = None
+
+    def count(self, delta: Delta) -> None:
+        """A delta came."""
+        tokens = len(delta.tokens)
+        if not tokens:
+            return
+        now = self._clock()
+        if self.last is not None:
+            self._metrics.tokens(tokens, (now - self.last) / tokens)
+        else:
+            self.first = now
+            self._metrics.first_token(tokens, now - self._arrival)
+            if delta.started is not None:
+                self._metrics.started(delta.started - self._arrival, now - delta.started)
+            if self._record is not None and self._record.first_token is None:
+                self._record.first_token = now - self._arrival
+        self.last = now
+
+
 async def _checked(
-    engine: Engine, index: int, request: Generate, places: Places, metrics: Metrics, clock: Clock, record: Record | None
-) -> Deltas:
+    engine: Engine, index: int, request: Generate, places: Places, metrics: Metrics, clock: Clock, record: Record | None,
+    sink: Sink | None,
+) -> Deltas:  # fmt: skip
     """One sequence, measured; its failures are raised."""
-    stream = engine.generate(request)
-    first = last = None
+    timing = _Timing(request.arrival, metrics, clock, record)
+
+    def taken(delta: Delta) -> bool:
+        if sink is None or not sink(delta):
+            return False
+        timing.count(delta)
+        return True
+
+    stream = engine.generate(request, None if sink is None else taken)
     delta = Delta(request.id)
     reason = "abort"
     try:
@@ -167,23 +224,13 @@ async def _checked(
                 raise EngineError(
                     "the engine ended the request early", "it was aborted", "send it again", state=engine.state
                 )
-            if delta.tokens:
-                now = clock()
-                metrics.tokens(len(delta.tokens))
-                if last is None:
-                    first = now
-                    metrics.first_token(now - request.arrival)
-                    if delta.started is not None:
-                        metrics.started(delta.started - request.arrival, now - delta.started)
-                    if record is not None and record.first_token is None:
-                        record.first_token = now - request.arrival
-                else:
-                    metrics.gap((now - last) / len(delta.tokens))
-                last = now
+            timing.count(delta)
             if delta.finish is not None:
                 reason = delta.finish
-                if first is not None and last is not None:
-                    metrics.answered(last - request.arrival, last - first, delta.completion_tokens - 1)
+                if timing.first is not None and timing.last is not None:
+                    metrics.answered(
+                        timing.last - request.arrival, timing.last - timing.first, delta.completion_tokens - 1
+                    )
                 places.free()
                 yield index, delta
                 return

@@ -1,9 +1,17 @@
 """Prometheus metrics, in a registry of the server's own."""
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
 
 from atlas_core.server.aliases import Aliases
@@ -39,7 +47,8 @@ class Metrics:
         self._cached = Counter(
             "atlas_cached_tokens", "Prompt tokens that were not computed again.", registry=self._registry
         )
-        self._generated = Counter("atlas_generation_tokens", "Tokens generated.", registry=self._registry)
+        self._tokens = _Tokens()
+        self._registry.register(self._tokens)
         self._first = self._histogram("atlas_time_to_first_token_seconds", "From arrival to the first token.", _FIRST)
         self._queued = self._histogram("atlas_request_queue_seconds", "From arrival to the first step.", _FIRST)
         self._prefill = self._histogram(
@@ -52,7 +61,6 @@ class Metrics:
             "atlas_time_per_output_token_seconds", "Mean time of a sequence's tokens after its first.", _GAP
         )
         self._sequence = self._histogram("atlas_sequence_latency_seconds", "From arrival to a sequence's end.", _WHOLE)
-        self._gap = self._histogram("atlas_inter_token_latency_seconds", "Between two tokens of a sequence.", _GAP)
         self._whole = Histogram(
             "atlas_request_latency_seconds", "From the head of a request to the end of its answer.", ("endpoint",),
             buckets=_WHOLE, registry=self._registry,
@@ -66,17 +74,15 @@ class Metrics:
         self._requests.labels(endpoint, str(status)).inc()
         self._whole.labels(endpoint).observe(seconds)
 
-    def first_token(self, seconds: float) -> None:
-        """A sequence got its first token, ``seconds`` after it arrived."""
+    def first_token(self, count: int, seconds: float) -> None:
+        """A sequence got its first ``count`` tokens, ``seconds`` after it arrived."""
+        self._tokens.count += count
         self._first.observe(seconds)
 
-    def tokens(self, count: int) -> None:
-        """``count`` tokens came."""
-        self._generated.inc(count)
-
-    def gap(self, seconds: float) -> None:
-        """Time for one token after an earlier one."""
-        self._gap.observe(seconds)
+    def tokens(self, count: int, gap: float) -> None:
+        """``count`` tokens came, ``gap`` seconds each after an earlier one."""
+        self._tokens.count += count
+        self._tokens.observe(gap)
 
     def started(self, queued: float, prefill: float) -> None:
         """A sequence waited ``queued`` seconds for its first step, and ``prefill`` seconds after that for its first token."""
@@ -99,6 +105,28 @@ class Metrics:
     def render(self) -> bytes:
         """Everything, in the Prometheus text format."""
         return generate_latest(self._registry) + (b"" if self._aliases is None else generate_latest(self._aliases))
+
+
+class _Tokens(Collector):
+    """Tokens and the time between them, without the locks of prometheus-client: most of what is counted, and on the event loop alone."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._sum = 0.0
+        self._gaps = [0] * (len(_GAP) + 1)  # by the first bound that is not below, infinity last
+
+    def observe(self, gap: float) -> None:
+        """Seconds between two tokens."""
+        self._sum += gap
+        self._gaps[bisect_left(_GAP, gap)] += 1
+
+    def collect(self) -> Iterator[Metric]:
+        """The counts now."""
+        yield CounterMetricFamily("atlas_generation_tokens", "Tokens generated.", value=self.count)
+        bounds = zip((*map(str, _GAP), "+Inf"), accumulate(self._gaps), strict=True)
+        yield HistogramMetricFamily(
+            "atlas_inter_token_latency_seconds", "Between two tokens of a sequence.", buckets=list(bounds), sum_value=self._sum
+        )  # fmt: skip
 
 
 class _EngineGauges(Collector):

@@ -4,8 +4,12 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from atlas_core.contracts.checkpoint import Pooling
 from atlas_core.text.dialect.choice import Speech
 from atlas_core.vocab.messages import Delta, Gauges, Generate, Progress, Ready
+
+Sink = Callable[[Delta], bool]
+"""Takes a delta at once, on the event loop's thread, and gives True; or gives False and has done nothing with it."""
 
 
 class Engine(Protocol):
@@ -26,9 +30,11 @@ class Engine(Protocol):
         """The load after the last step."""
         ...
 
-    def generate(self, request: Generate, /) -> AsyncGenerator[Delta, None]:
+    def generate(self, request: Generate, /, sink: Sink | None = None) -> AsyncGenerator[Delta, None]:
         """Deltas of one sequence; the last has ``finish``. Raises AtlasError when it fails.
 
+        ``sink`` may be offered any but the last while who reads the generator waits for the next: what it takes is not yielded. What it
+        raises, the generator raises.
         Closing the generator, or cancelling who waits for it, aborts the request.
         """
         ...
@@ -90,7 +96,7 @@ class ServedModel:
     ``sampling`` has server-wide defaults by field of SamplingParams (see ``translate.sampling_defaults``). ``created``
     is Unix time, seconds. ``tool_template`` is used instead where there are tools, if the model has one of its own for that.
     ``speech`` is how it writes calls and thoughts; with ``thinking`` false it is asked to have none, and they have
-    ``thinking_budget`` tokens at most.
+    ``thinking_budget`` tokens at most. ``pooling`` is how it makes vectors, of a model that embeds texts.
     """
 
     names: tuple[str, ...]
@@ -102,18 +108,32 @@ class ServedModel:
     speech: Speech = field(default_factory=Speech)
     thinking: bool = True
     thinking_budget: int | None = None
+    pooling: Pooling | None = None
 
 
 class Embedder(Protocol):
-    """Prompts to vectors, for models that give such. ``size`` is how many numbers a vector has."""
+    """Prompts to vectors, for models that give such.
+
+    ``size`` is how many numbers a vector has, ``normalised`` whether its length is 1, ``prompt`` what stands before every text.
+    """
 
     @property
     def size(self) -> int:
         """See above."""
         ...
 
+    @property
+    def normalised(self) -> bool:
+        """See above."""
+        ...
+
+    @property
+    def prompt(self) -> str:
+        """See above."""
+        ...
+
     async def embed(self, ids: tuple[int, ...], /) -> Sequence[float]:
-        """The vector of one prompt, ``size`` numbers, pooled and normalised as the model declares. Raises AtlasError when it fails.
+        """The vector of one prompt, ``size`` numbers, pooled and not normalised yet. Raises AtlasError when it fails.
 
         Cancelling who waits for it gives the prompt up. Several may be asked for at once.
         """

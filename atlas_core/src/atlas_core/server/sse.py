@@ -47,6 +47,10 @@ class ChunkTemplate:
         self._head = b"data: " + encode(envelope)[:-1] + b',"choices":['
         self._tail = (b',"usage":null}' if usage_null else b"}") + b"\n\n"
 
+    def round(self, before: bytes, after: bytes) -> tuple[bytes, bytes]:
+        """What stands before and behind the one part that differs of chunks whose choice is ``before``, that part and ``after``."""
+        return self._head + before, after + b"]" + self._tail
+
     def choice(self, choice: bytes, more: bytes = b"") -> bytes:
         """A chunk with one choice, a JSON object; ``more`` are members behind the choices, each with its comma before it."""
         return self._head + choice + b"]" + more + self._tail

@@ -150,17 +150,17 @@ def check_scores(prompts: Sequence[Prompt], n: int, sampling: SamplingParams) ->
         )  # fmt: skip
 
 
-def check_prompt(ids: Sequence[int], info: Ready, field: str) -> tuple[int, ...]:
-    """``ids`` as a prompt. Raises RequestError when there are none, too many for the context, or ids of no token."""
+def check_prompt(ids: Sequence[int], info: Ready, field: str, *, answered: bool = True) -> tuple[int, ...]:
+    """``ids`` as a prompt, ``answered`` within the same context. Raises RequestError when there are none, too many, or ids of no token."""
     if not ids:
         raise RequestError(
             "the prompt has no tokens", "there is nothing to go on from", "send at least one token", field=field,
             code="empty_prompt",
         )  # fmt: skip
-    if len(ids) >= info.max_seq_len:
+    if len(ids) + answered > info.max_seq_len:
         raise RequestError(
             f"the prompt has {len(ids)} tokens and the context size is {info.max_seq_len}",
-            "prompt and answer share the context, and an answer needs one token at least",
+            "prompt and answer share the context, and an answer needs one token at least" if answered else "nothing is cut off",
             "shorten the prompt, or start the server with a larger --max-seq-len",
             field=field, code="context_length_exceeded",
         )  # fmt: skip

@@ -1,13 +1,12 @@
 """Stop strings over a stream of text pieces."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from atlas_core.vocab.errors import RequestError
 
 
-@dataclass(frozen=True, slots=True)
-class StopMatch:
+class StopMatch(NamedTuple):
     """``text`` may be shown now; ``hit`` is the stop string that ended the stream, if one did."""
 
     text: str

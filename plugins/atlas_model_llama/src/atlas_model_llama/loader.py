@@ -6,7 +6,6 @@ from typing import Any
 from atlas_core.contracts.model import NameMap
 from atlas_core.model.builder import ForwardBuilder
 from atlas_core.model.program import Value
-from atlas_core.vocab.dtype import DType
 from atlas_core.vocab.model import ModelSpec
 from atlas_model_llama import config, weights
 from atlas_model_llama.config import GROUP, LlamaConfig
@@ -34,7 +33,7 @@ class LlamaLoader:
             h = step.add(h, _attention(step, spec, family, layer, h))
             h = step.add(h, _mlp(step, spec, family, layer, h))
         x = step.rms_norm(step.gather_rows(h), step.weight("final_norm", spec.hidden_size), family.norm_eps)
-        return step.linear(x, step.weight("head", spec.vocab_size, spec.hidden_size), DType.F32)
+        return step.logits(x, step.weight("head", spec.vocab_size, spec.hidden_size))
 
 
 class MistralLoader(LlamaLoader):

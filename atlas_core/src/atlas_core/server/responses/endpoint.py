@@ -12,7 +12,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.types import Receive, Scope, Send
 
 from atlas_core.server.body import parse_object, read_body
-from atlas_core.server.boundary import Record, json_response, record_of
+from atlas_core.server.boundary import json_response, record_of
 from atlas_core.server.chat import Chat
 from atlas_core.server.endpoint import STREAM_HEADERS, Shared, make_turn, served_name, write_down
 from atlas_core.server.errors import internal_error
@@ -93,9 +93,14 @@ class Responses:
             record.stream = work.turn.stream
             # A response in the background outlives its request, and so the record of that.
             written = None if request.background else record
-            deltas = self._kept(run(service.engine, work.turn, places, shared.metrics, shared.clock, written), work)
+            engine, outputs = service.engine, [Output()]
+            stream = None
+            if work.turn.stream and not request.background:
+                stream = EventStream(scope, send, STREAM_HEADERS, shared.options.ping_interval, work.writer, outputs)
+            sink = None if stream is None else stream.sink
+            deltas = self._kept(run(engine, work.turn, places, shared.metrics, shared.clock, written, sink), work)
             if not request.background:
-                await while_connected(receive, self._answer(work, deltas, record, scope, receive, send))
+                await while_connected(receive, self._answer(work, deltas, stream, outputs, scope, receive, send))
                 return
             job = await self._begin(work, deltas, stack.pop_all(), scope["state"].get("charge", _free))
         if job.log is None:
@@ -117,13 +122,13 @@ class Responses:
         return _Work(owner, request, context, turn, writer, kept)
 
     async def _answer(
-        self, work: _Work, deltas: Deltas, record: Record, scope: Scope, receive: Receive, send: Send
-    ) -> None:
-        outputs = [Output()]
+        self, work: _Work, deltas: Deltas, stream: EventStream | None, outputs: list[Output], scope: Scope, receive: Receive,
+        send: Send,
+    ) -> None:  # fmt: skip
+        record = record_of(scope)
         try:
-            if work.turn.stream:
-                stream = EventStream(send, STREAM_HEADERS, self._shared.options.ping_interval)
-                record.error = await stream.respond(deltas, work.writer, outputs, record.id)
+            if stream is not None:
+                record.error = await stream.respond(deltas, record.id)
             else:
                 async for index, delta in deltas:
                     outputs[index].count(delta)
