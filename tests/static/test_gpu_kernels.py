@@ -49,6 +49,7 @@ EXPECTED = {
     "atlas_plugin_hopper:linear_tma": {BOXES, ANY_WIDE},
     "atlas_plugin_hopper:moe_tma": {BOXES, ANY_WIDE},
     "skinny_linear": {BOXES, ANY_WIDE, EARLY},
+    "skinny_linears": {BOXES, ANY_WIDE, EARLY},
     "skinny_gate_up": {BOXES, ANY_WIDE, EARLY},
     "skinny_qkv": {BOXES, ANY_WIDE, EARLY},
     "paged_decode": {COPIES, PRODUCTS},

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from atlas_core.conformance.decoder import DecoderShape, DenseDecoder, record_decoder
+from atlas_core.conformance.decoder import SHAPES, DecoderShape, DenseDecoder, record_decoder
 from atlas_core.conformance.linear_decoder import LARGE_LINEAR_SHAPES, LinearDecoder, record_linear_decoder
 from atlas_core.contracts.backend import DeviceFacts
 from atlas_core.contracts.declarations import KernelRoot
@@ -30,6 +30,7 @@ from atlas_plugin_hopper.tiles import Tiling, tiling
 
 H100 = Limits(1024, (1024, 1024, 64), (2**31 - 1, 65535, 65535), 227 * 1024, 8)
 STATIC = 1024
+BESIDE = "moe_shared_add_beside"
 LAYERS = 2
 
 
@@ -174,3 +175,15 @@ def test_a_decode_step_of_up_to_64_sequences_is_three_nodes(sequences: int, proj
     assert len(names) == 3
     for step in found:
         assert {(launch.module, launch.entry) for launch in launches(step)} <= set(step.implementation.kernels)
+
+
+@pytest.mark.parametrize("element", ELEMENTS)
+@pytest.mark.parametrize(("tokens", "planned"), [(8, "moe_shared_add_streamed_8"), (9, BESIDE), (64, BESIDE)])
+def test_an_expert_for_all_tokens_is_multiplied_beside_the_others(tokens: int, planned: str, element: DType) -> None:
+    shape = next(shape for shape in SHAPES if shape.mixture and shape.mixture.shared)
+    (step,) = (s for s in steps(tokens, element, shape) if s.need.op == "moe_shared_add")
+    assert step.implementation.name.removesuffix(f".{element.value}") == planned
+    assert {(launch.module, launch.entry) for launch in launches(step)} <= set(step.implementation.kernels)
+    if planned == BESIDE:
+        assert len(launches(step)) == 7
+        assert step.implementation.scratch_bytes(step.need) >= 2 * tokens * (3 * 64 + 64 + 1 + 128)

@@ -7,6 +7,7 @@ from atlas_plugin_hopper.experts import SortedByEngine
 from atlas_plugin_hopper.prefill import TILES, WarpgroupPrefill
 from atlas_plugin_hopper.prompt_layers import layers
 from atlas_plugin_hopper.prompts import products
+from atlas_plugin_hopper.shared_expert import SharedBeside
 from atlas_plugin_hopper.skinny import skinny
 
 
@@ -14,4 +15,5 @@ def implementations() -> list[OpImplementation]:
     """All of them; no two of one op accept one need with one rank, those of atlas_nvidia included."""
     attention = [WarpgroupPrefill(head_dim, element) for element in ELEMENTS for head_dim in TILES]
     experts = [SortedByEngine(op, element) for element in ELEMENTS for op in SORTED]
-    return [*attention, *products(), *layers(), *experts, *skinny()]
+    shared = [SharedBeside(element) for element in ELEMENTS]
+    return [*attention, *products(), *layers(), *experts, *shared, *skinny()]
