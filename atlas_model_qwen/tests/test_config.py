@@ -129,6 +129,7 @@ def test_experts_in_some_layers():
         ("qwen3_5", {"layer_types": [FULL], "full_attention_interval": None}, "layer_types"),
         ("qwen3_5", {"linear_num_value_heads": 3}, "linear_num_value_heads"),
         ("qwen3_5", {"linear_conv_kernel_dim": 1}, "linear_conv_kernel_dim"),
+        ("qwen3_5", {"linear_stored_key_heads": 3}, "linear_stored_key_heads"),
         ("qwen3_5", {"linear_key_head_dim": None}, "linear_key_head_dim"),
         ("qwen3_5", {"mamba_ssm_dtype": "bfloat16"}, "mamba_ssm_dtype"),
         ("qwen3_5", {"attention_bias": True}, "attention_bias"),

@@ -95,7 +95,7 @@ def test_dense_models_in_gguf():
     assert names("qwen3", "gguf", (*EXPERTS, *LINEAR)).weights["layers.0.k_norm"].names == ("blk.0.attn_k_norm.weight",)
 
 
-@pytest.mark.parametrize(("model_type", "naming"), [("qwen3_next", "gguf"), ("qwen3", "onnx")])
+@pytest.mark.parametrize(("model_type", "naming"), [("qwen3_vl", "gguf"), ("qwen3", "onnx")])
 def test_unknown_namings_are_refused(model_type, naming):
     with pytest.raises(CheckpointError, match=naming):
-        names(model_type, naming, () if model_type == "qwen3_next" else (*EXPERTS, *LINEAR))
+        names(model_type, naming, (*EXPERTS, *LINEAR))

@@ -78,13 +78,17 @@ class Experts:
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """Layers of linear attention: heads and sizes of keys and values, and the width of the convolution before them."""
+    """Layers of linear attention: heads and sizes of keys and values, and the width of the convolution before them.
+
+    ``stored_key_heads`` of the key heads are in the checkpoint, and the others are these again, in turns.
+    """
 
     key_heads: int
     value_heads: int
     key_dim: int
     value_dim: int
     width: int
+    stored_key_heads: int
 
     @property
     def key_features(self) -> int:
@@ -223,10 +227,11 @@ def _kinds(reader: ConfigReader, traits: Traits, layers: int) -> tuple[str, ...]
 
 
 def _linear(reader: ConfigReader) -> Linear:
+    key_heads = reader.positive("linear_num_key_heads")
     linear = Linear(
-        reader.positive("linear_num_key_heads"), reader.positive("linear_num_value_heads"),
-        reader.positive("linear_key_head_dim"), reader.positive("linear_value_head_dim"),
-        reader.positive("linear_conv_kernel_dim"),
+        key_heads, reader.positive("linear_num_value_heads"), reader.positive("linear_key_head_dim"),
+        reader.positive("linear_value_head_dim"), reader.positive("linear_conv_kernel_dim"),
+        reader.positive("linear_stored_key_heads", key_heads),
     )  # fmt: skip
     reader.expect("mamba_ssm_dtype", ("float32",), "float32")
     # The gate behind the norm of linear attention; that of full attention is a sigmoid in every model of the family.
@@ -236,6 +241,10 @@ def _linear(reader: ConfigReader) -> Linear:
             f"linear_num_value_heads {linear.value_heads} is not a multiple of linear_num_key_heads {linear.key_heads}",
             "each key head serves the same number of value heads",
             "correct config.json",
+        )
+    if key_heads % linear.stored_key_heads:
+        raise contradiction(
+            "linear_stored_key_heads", f"{key_heads} key heads are no multiple of {linear.stored_key_heads}"
         )
     if linear.width < 2:
         raise CheckpointError("linear_conv_kernel_dim is 1", "the convolution looks back", "correct config.json")

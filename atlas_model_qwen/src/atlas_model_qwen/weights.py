@@ -54,7 +54,22 @@ _GGUF = {
     "experts.up": "ffn_up_exps.weight",
     "experts.down": "ffn_down_exps.weight",
 }
+_GGUF_HYBRID = {
+    "mlp_norm": "post_attention_norm.weight",
+    "linear.a_log": "ssm_a",
+    "linear.dt_bias": "ssm_dt.bias",
+    "linear.norm": "ssm_norm.weight",
+    "linear.o": "ssm_out.weight",
+    "linear.z": "attn_gate.weight",
+    "shared.gate": "ffn_gate_shexp.weight",
+    "shared.up": "ffn_up_shexp.weight",
+    "shared.down": "ffn_down_shexp.weight",
+    "shared.weight": "ffn_gate_inp_shexp.weight",
+}
+"""What hybrids have besides, or under another name."""
 _CENTRED = ("attention_norm", "mlp_norm", "q_norm", "k_norm")
+_DRAFTS = 8
+"""Drafting layers at most, which lie behind the others in files of GGUF."""
 _TEXT, _NESTED = "model.", "model.language_model."
 _KEPT_ASIDE = ("mtp.*", "model.visual.*", "visual.*", "*.rotary_emb.inv_freq")
 """Drafting layers, the picture encoder, and frequencies that follow from the configuration."""
@@ -69,11 +84,11 @@ def name_map(naming: str, spec: ModelSpec) -> NameMap:
     assert isinstance(family, QwenConfig)
     if naming == "hf":
         return _hf(spec, family)
-    if naming == "gguf" and not (family.linear or family.traits.nested):
+    if naming == "gguf" and (family.linear or not family.traits.nested):
         return _gguf(spec, family)
     raise CheckpointError(
         f"tensors named in the scheme {naming!r} are not known for {spec.model_type}",
-        "the family reads hf, and gguf for its text models without linear attention",
+        "the family reads hf, and gguf for all but its models for pictures",
         "use the model's safetensors checkpoint, or extend the model plugin",
     )
 
@@ -110,6 +125,8 @@ def _hf(spec: ModelSpec, family: QwenConfig) -> NameMap:
 
 
 def _gguf(spec: ModelSpec, family: QwenConfig) -> NameMap:
+    """Norms are stored as they are used, and decays as -exp(a_log) (llama.cpp's conversions)."""
+    names = {**_GGUF, **_GGUF_HYBRID} if family.linear else _GGUF
     weights = {
         "embed": WeightSource(("token_embd.weight",)),
         "final_norm": WeightSource(("output_norm.weight",)),
@@ -118,9 +135,40 @@ def _gguf(spec: ModelSpec, family: QwenConfig) -> NameMap:
     for layer in range(spec.layers):
         sparse = family.experts is not None and layer in family.experts.layers
         stacks = ("experts.gate", "experts.up", "experts.down") if sparse else ()
+        stem = f"blk.{layer}."
         for part in (*_plain_parts(family, layer), *stacks):
-            weights[f"layers.{layer}.{part}"] = WeightSource((f"blk.{layer}.{_GGUF[part]}",))
-    return NameMap(weights)
+            if part != "linear.convolution":
+                source = WeightSource((stem + names[part],), logarithm=part == "linear.a_log")
+                weights[f"layers.{layer}.{part}"] = source
+        if family.kinds[layer] == FULL and family.gated:
+            for part, order in (("q", 0), ("q_gate", 1)):
+                own = _halves(family.heads, family.head_dim, order)
+                weights[f"layers.{layer}.{part}"] = WeightSource((stem + names["q"],), own)
+        if family.kinds[layer] != FULL and family.linear:
+            for part, (tensor, rows) in _gguf_projections(spec.model_type, family.linear).items():
+                weights[f"layers.{layer}.{part}"] = WeightSource((stem + tensor,), rows)
+    drafts = tuple(f"blk.{spec.layers + extra}.*" for extra in range(_DRAFTS)) if family.linear else ()
+    return NameMap(weights, drafts)
+
+
+def _gguf_projections(model_type: str, linear: Linear) -> dict[str, tuple[str, tuple[int, ...] | None]]:
+    """As ``_projections``. Keys that are stored once and used by several groups of values are repeated, filters too."""
+    key, stored = linear.key_dim, linear.stored_key_heads
+    rows = None
+    if stored != linear.key_heads:
+        heads = [head % stored for head in range(linear.key_heads)]
+        once = tuple(head * key + i for head in heads for i in range(key))
+        values = range(2 * stored * key, 2 * stored * key + linear.value_features)
+        rows = (*once, *(stored * key + row for row in once), *values)
+    found: dict[str, tuple[str, tuple[int, ...] | None]] = {
+        "linear.qkv": ("attn_qkv.weight", rows), "linear.convolution": ("ssm_conv1d.weight", rows),
+        "linear.z": ("attn_gate.weight", None),
+    }  # fmt: skip
+    if model_type != "qwen3_next":
+        return found | {"linear.b": ("ssm_beta.weight", None), "linear.a": ("ssm_alpha.weight", None)}
+    shared = linear.value_heads // linear.key_heads
+    narrow = _Fused(linear.key_heads, (shared, shared))
+    return found | {"linear.b": ("ssm_ba.weight", narrow.rows(0)), "linear.a": ("ssm_ba.weight", narrow.rows(1))}
 
 
 def _plain_parts(family: QwenConfig, layer: int) -> Iterator[str]:

@@ -34,6 +34,8 @@ def test_named_templates(metadata):
         ("gpt-2", "a 123 b", ["a", "Ġ123", "Ġb"]),
         ("llama-bpe", "a 1234 b", ["a", "Ġ", "123", "4", "Ġb"]),
         ("qwen2", "a 12 b", ["a", "Ġ", "1", "2", "Ġb"]),
+        ("qwen2", "ab\u0941c", ["ab", "à¥ģc"]),  # a mark between letters
+        ("qwen35", "ab\u0941c 12", ["abà¥ģc", "Ġ", "1", "2"]),
         ("default", "a 1234. b", ["a", "Ġ", "123", "4", ".", "Ġb"]),
         ("llama-bpe", "DON'T x\n\n y", ["DON", "'T", "Ġx", "ĊĊ", "Ġy"]),
         ("gpt-2", "DON'T x\n\n y", ["DON", "'", "T", "Ġx", "ĊĊ", "Ġy"]),

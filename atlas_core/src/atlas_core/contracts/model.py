@@ -28,7 +28,8 @@ class WeightSource:
 
     ``row_order`` gives, for each row of the weight, the row of the file that holds it (None: as stored).
     ``optional`` weights may be absent; ``tied_to`` names the canonical weight to use then. ``offset`` is added to every element of a
-    plain array, which is float32 from then on (norms that are stored less one).
+    plain array (norms that are stored less one); with ``logarithm`` the weight is log(-element) (rates of decay that are stored
+    below zero). Either makes it float32.
     """
 
     names: tuple[str, ...]
@@ -37,6 +38,12 @@ class WeightSource:
     tied_to: str | None = None
     stack: ExpertStack | None = None
     offset: float = 0.0
+    logarithm: bool = False
+
+    @property
+    def computed(self) -> bool:
+        """Whether the weight is not what is stored."""
+        return bool(self.offset) or self.logarithm
 
 
 @dataclass(frozen=True, slots=True)

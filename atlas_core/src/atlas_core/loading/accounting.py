@@ -8,7 +8,7 @@ import numpy as np
 from atlas_core.contracts.checkpoint import Checkpoint, Extent, Located
 from atlas_core.contracts.model import NameMap, WeightSource
 from atlas_core.loading.pieces import Placed
-from atlas_core.loading.stacks import FoundStack, find_stack, listed, offset_values
+from atlas_core.loading.stacks import FoundStack, computed_values, find_stack, listed
 from atlas_core.vocab.dtype import DType
 from atlas_core.vocab.errors import CheckpointError
 from atlas_core.vocab.layout import StorageLayout, plain
@@ -85,8 +85,8 @@ class WeightStore:
     def info(self, canonical: str, shape: tuple[int, ...]) -> TensorInfo:
         """The tensor behind a weight of ``shape``: ``name`` is the file's, so that tied weights show the same one.
 
-        Shape and bytes are those after ``row_order``, ``stack`` and ``offset``; inner dimensions of one element do not count in the
-        comparison. Raises CheckpointError with expected and found shape, or when the weight is optional and absent.
+        Shape and bytes are those after ``row_order``, ``stack`` and ``offset``; inner dimensions of one element, and an outer
+        one that the file leaves out, do not count in the comparison. Raises CheckpointError with expected and found shape, or when the weight is optional and absent.
         """
         owner = self.alias(canonical)
         if owner not in self._stored:
@@ -104,7 +104,8 @@ class WeightStore:
             if not order or min(order) < 0 or max(order) >= rows or info.nbytes % rows:
                 raise self._wrong_shape(canonical, info, (max(order, default=0) + 1, *shape[1:]))
             info = TensorInfo(info.name, (len(order), *info.shape[1:]), info.layout, info.nbytes // rows * len(order))
-        if _without_inner_units(info.shape) != tuple(shape):
+        found = _without_inner_units(info.shape)
+        if found != tuple(shape) and (1, *found) != tuple(shape):
             raise self._wrong_shape(canonical, info, shape)
         layout = self.layout(canonical)
         return TensorInfo(info.name, tuple(shape), layout.name, layout.nbytes(shape))
@@ -112,7 +113,7 @@ class WeightStore:
     def layout(self, canonical: str) -> StorageLayout:
         """The storage layout of a weight that is there."""
         owner = self.alias(canonical)
-        if self._sources[owner].offset:
+        if self._sources[owner].computed:
             return plain(DType.F32)
         stored = self._stored[owner]
         return self._checkpoint.layout(self._checkpoint.tensors[stored].layout)
@@ -122,15 +123,15 @@ class WeightStore:
         owner = self.alias(canonical)
         source, stored = self._sources[owner], self._stored[owner]
         data = self._stacks[owner].read(self._checkpoint) if owner in self._stacks else self._rows(owner, stored)
-        if not source.offset:
+        if not source.computed:
             return data
-        return offset_values(data, self._checkpoint.tensors[stored].layout, self._checkpoint, source.offset)
+        return computed_values(data, self._checkpoint.tensors[stored], self._checkpoint, source)
 
     def placed(self, canonical: str) -> Placed | None:
         """Where ``read`` finds the bytes of a weight; None when they are changed, or the checkpoint does not tell."""
         owner = self.alias(canonical)
         source = self._sources[owner]
-        if source.offset or self._located is None:
+        if source.computed or self._located is None:
             return None
         stack, order = self._stacks.get(owner), source.row_order
         if stack is not None:

@@ -7,7 +7,7 @@ from math import prod
 import numpy as np
 
 from atlas_core.contracts.checkpoint import Checkpoint
-from atlas_core.contracts.model import ExpertStack
+from atlas_core.contracts.model import ExpertStack, WeightSource
 from atlas_core.ops.arrays import numpy_dtype
 from atlas_core.vocab.errors import CheckpointError
 from atlas_core.vocab.model import TensorInfo
@@ -125,16 +125,24 @@ def find_stack(stack: ExpertStack, present: Collection[str]) -> FoundStack | Non
     return None
 
 
-def offset_values(data: bytes | memoryview, dtype_name: str, checkpoint: Checkpoint, offset: float) -> memoryview:
-    """A plain array as float32 with ``offset`` added. Raises CheckpointError for a block layout."""
-    scalar = checkpoint.layout(dtype_name).scalar
+def computed_values(
+    data: bytes | memoryview, tensor: TensorInfo, checkpoint: Checkpoint, source: WeightSource
+) -> memoryview:
+    """A plain array as the float32 that ``source`` makes of it. Raises CheckpointError for a block layout, and for a logarithm of none."""
+    scalar = checkpoint.layout(tensor.layout).scalar
     if scalar is None:
         raise CheckpointError(
-            f"a weight to which {offset} is added is stored as {dtype_name}", "only plain arrays can be added to",
+            f"{tensor.name}, from which a weight is computed, is stored as {tensor.layout}", "only plain arrays can be",
             "use another checkpoint of this model",
         )  # fmt: skip
-    values = np.frombuffer(data, numpy_dtype(scalar)).astype(np.float32) + np.float32(offset)
-    return values.view(np.uint8).data
+    values = np.frombuffer(data, numpy_dtype(scalar)).astype(np.float32)
+    if source.logarithm:
+        if not (values < 0).all():
+            raise CheckpointError(
+                f"{tensor.name} has elements that are not below zero", "they are rates of decay", "use another file"
+            )
+        values = np.log(-values)
+    return (values + np.float32(source.offset)).view(np.uint8).data
 
 
 def listed(items: Sequence[str], most: int = 8) -> str:

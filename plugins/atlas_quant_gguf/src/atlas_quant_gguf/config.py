@@ -16,10 +16,13 @@ _LARGEST = float(np.finfo(np.float32).max)
 _DTYPES = {"f16": "float16", "bf16": "bfloat16"}
 _CLASSES = {
     "llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM",
-    "qwen3moe": "Qwen3MoeForCausalLM",
+    "qwen3moe": "Qwen3MoeForCausalLM", "qwen3next": "Qwen3NextForCausalLM",
+    "qwen35": "Qwen3_5ForConditionalGeneration", "qwen35moe": "Qwen3_5MoeForConditionalGeneration",
 }  # fmt: skip
-_MODEL_TYPES = {"qwen3moe": "qwen3_moe"}
+_MODEL_TYPES = {"qwen3moe": "qwen3_moe", "qwen3next": "qwen3_next", "qwen35": "qwen3_5", "qwen35moe": "qwen3_5_moe"}
 """Where the two worlds spell a family differently."""
+HYBRIDS = ("qwen3next", "qwen35", "qwen35moe")
+"""Layers of linear attention between those of full attention."""
 _SOFTMAX = 1
 
 
@@ -56,6 +59,9 @@ def hub_config(header: GgufHeader, path: Path, read: Callable[[str], memoryview]
     if architecture == "llama":
         values["attention_bias"] = "blk.0.attn_q.bias" in header.tensors
         values["mlp_bias"] = "blk.0.ffn_gate.bias" in header.tensors
+    elif architecture in HYBRIDS:
+        values |= _hybrid(keys, values, header)
+        values |= _experts(keys) if architecture != "qwen35" else {}
     elif architecture in ("qwen3", "qwen3moe"):
         values["attention_bias"] = False
         values |= _experts(keys) if architecture == "qwen3moe" else {}
@@ -90,6 +96,7 @@ class _Keys:
     """The keys ``<architecture>.*``, each asked for by name and type."""
 
     def __init__(self, architecture: str, metadata: Mapping[str, Any], path: Path) -> None:
+        self.architecture = architecture
         self._prefix = f"{architecture}."
         self._metadata = metadata
         self._path = path
@@ -114,6 +121,12 @@ class _Keys:
         value = self._take(name, default)
         if not isinstance(value, str):
             raise self.bad(name, value, "a string")
+        return value
+
+    def numbers(self, name: str) -> list[int]:
+        value = self._take(name, [])
+        if not isinstance(value, list) or any(type(part) is not int or part < 0 for part in value):
+            raise self.bad(name, value, "a list of whole numbers")
         return value
 
     def has(self, name: str) -> bool:
@@ -155,7 +168,12 @@ def _common(keys: _Keys, header: GgufHeader, path: Path) -> dict[str, Any]:
     hidden = keys.integer("embedding_length")
     heads = keys.integer("attention.head_count")
     head_dim = keys.integer("attention.key_length", hidden // heads)
-    for same in ("attention.value_length", "rope.dimension_count"):
+    whole = (
+        ("attention.value_length",)
+        if keys.architecture in HYBRIDS
+        else ("attention.value_length", "rope.dimension_count")
+    )
+    for same in whole:
         if keys.integer(same, head_dim) != head_dim:
             raise keys.bad(same, keys.integer(same), f"the head size {head_dim}")
     tokens = header.metadata.get("tokenizer.ggml.tokens")
@@ -164,7 +182,7 @@ def _common(keys: _Keys, header: GgufHeader, path: Path) -> dict[str, Any]:
     only = stored.pop() if len(stored) == 1 else ""
     return {
         "hidden_size": hidden,
-        "intermediate_size": keys.integer("feed_forward_length"),
+        **_intermediate(keys),
         "num_hidden_layers": keys.integer("block_count"),
         "num_attention_heads": heads,
         "num_key_value_heads": keys.integer("attention.head_count_kv", heads),
@@ -182,6 +200,48 @@ def _common(keys: _Keys, header: GgufHeader, path: Path) -> dict[str, Any]:
             if not isinstance(value, list)
         },
     }
+
+
+def _intermediate(keys: _Keys) -> dict[str, Any]:
+    """Of dense networks, which mixtures alone need not have."""
+    optional = keys.architecture in ("qwen3next", "qwen35moe") and not keys.has("feed_forward_length")
+    return {} if optional else {"intermediate_size": keys.integer("feed_forward_length")}
+
+
+def _hybrid(keys: _Keys, common: Mapping[str, Any], header: GgufHeader) -> dict[str, Any]:
+    """What layers of linear attention add (llama.cpp's conversion of Qwen3-Next and Qwen3.5).
+
+    Value heads of qwen35 are not grouped by key head: value head i belongs to key head i modulo their number. As no order of rows
+    would undo that in the columns of the output projection, keys are repeated instead: there are as many as values, and
+    ``linear_stored_key_heads`` says of how many. Drafting layers lie behind the others.
+    """
+    keys_stored, values = keys.integer("ssm.group_count"), keys.integer("ssm.time_step_rank")
+    inner, layers = keys.integer("ssm.inner_size"), common["num_hidden_layers"]
+    if inner % values or values % keys_stored:
+        raise keys.bad(
+            "ssm.inner_size", inner, f"{values} value heads of one size, a multiple of {keys_stored} key heads,"
+        )
+    tiled = keys.architecture != "qwen3next"
+    rotated, head_dim = keys.integer("rope.dimension_count", common["head_dim"]), common["head_dim"]
+    found: dict[str, Any] = {
+        "num_hidden_layers": layers - (keys.integer("nextn_predict_layers") if keys.has("nextn_predict_layers") else 0),
+        "linear_num_key_heads": values if tiled else keys_stored,
+        "linear_num_value_heads": values,
+        "linear_key_head_dim": keys.integer("ssm.state_size"),
+        "linear_value_head_dim": inner // values,
+        "linear_conv_kernel_dim": keys.integer("ssm.conv_kernel"),
+        "full_attention_interval": keys.integer("full_attention_interval", 4),
+        "partial_rotary_factor": rotated / head_dim,
+        "attention_bias": False,
+    }
+    if tiled:
+        found["linear_stored_key_heads"] = keys_stored
+    sections = keys.numbers("rope.dimension_sections")
+    if sections:
+        found["mrope_section"] = [part for part in sections if part]
+    if keys.architecture != "qwen35":
+        found["shared_expert_intermediate_size"] = keys.integer("expert_shared_feed_forward_length")
+    return found
 
 
 def _experts(keys: _Keys) -> dict[str, Any]:

@@ -18,6 +18,11 @@ _ROLES = {
 # "seperator" is how the format spells it.
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_MARKED = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"
+    r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+"""Words with the marks on their letters."""
 _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{digits}"
     r"| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -212,6 +217,7 @@ def _rules() -> dict[str, tuple[list[dict[str, Any]], dict[str, str] | None, boo
     digits = ([{"type": "Digits", "individual_digits": True}, _split(_GPT2)], None, False, False)
     llama3 = ([_split(_WORDS.format(digits="{1,3}"))], None, True, True)
     qwen2 = ([_split(_WORDS.format(digits=""))], {"type": "NFC"}, False, False)
+    qwen35 = ([_split(_MARKED)], {"type": "NFC"}, False, False)
     unnamed = (
         [
             _split(r"[\p{P}\$\+<=>\^~\|]+"),
@@ -225,7 +231,7 @@ def _rules() -> dict[str, tuple[list[dict[str, Any]], dict[str, str] | None, boo
     )
     return {
         "default": unnamed, "gpt-2": gpt2, "smollm": digits, "llama-bpe": llama3, "llama3": llama3, "llama-v3": llama3,
-        "qwen2": qwen2, "deepseek-r1-qwen": qwen2,
+        "qwen2": qwen2, "deepseek-r1-qwen": qwen2, "qwen35": qwen35,
     }  # fmt: skip
 
 
