@@ -92,6 +92,13 @@ def sessions(draw):
         penalty_rows=draw(st.integers(0, 2)),
         prefix_cache=draw(st.booleans()),
     )
+    if limits.prefix_cache and draw(st.booleans()):
+        sizes = {
+            "snapshots": draw(st.integers(1, 6)),
+            "chunk": draw(st.integers(1, 4)),
+            "least": draw(st.integers(1, 6)),
+        }
+        limits = replace(limits, **sizes)
     common = draw(st.lists(st.integers(0, VOCAB - 1), max_size=30))
     script = {}
     requests = []

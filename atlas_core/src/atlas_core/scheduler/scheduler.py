@@ -307,7 +307,7 @@ class Scheduler:
         if sampled and sequence.restriction is not None:
             self._mask(plan, sequence, sequence.restriction, holding.slot)
         self._score(plan, sequence, start, end)
-        if self._snapshots is not None and holding.seat is not None:
+        if holding.seat is not None:
             self._places(plan, holding, holding.seat, end, decoding=not known)
         plan.row(sequence, holding.slot, tokens, sampled=sampled, logprobs=sequence.fields[Word.LOGPROBS] >= 0)
         sequence.computed = end
@@ -319,13 +319,13 @@ class Scheduler:
     def _places(self, plan: PlanBuilder, holding: Holding, seat: Seat, end: int, *, decoding: bool) -> None:
         """Tell the device where the row's state is and where it goes; where it ends at a stop, the state is left there."""
         assert self._snapshots is not None
-        for word, place, known in zip(
-            (Word.STATE_IN, Word.STATE_OUT), (seat.reads, seat.writes), seat.known or (None, None), strict=True
-        ):
-            if place != known:
+        places = seat.reads, seat.writes
+        if places != seat.known:
+            for word, place in zip((Word.STATE_IN, Word.STATE_OUT), places, strict=True):
                 plan.update(self.limits.layout.word(holding.slot, word), place)
-        seat.known = seat.reads, seat.writes
-        self._snapshots.planned(seat)
+            seat.known = places
+        if seat.reads != seat.writes:
+            self._snapshots.planned(seat)
         if holding.stops and end >= holding.stops[-1]:
             holding.stops.pop()
             self._snapshots.part(seat, end, decoding=False)
@@ -336,8 +336,9 @@ class Scheduler:
         """Let others use the pages whose tokens are known and given to the device."""
         holding = _held(sequence)
         self._pages.share(holding.chain, sequence.tokens, holding.pages, min(sequence.computed, len(sequence.tokens)))
-        if self._snapshots is not None and holding.seat is not None:
-            self._snapshots.settle(holding.seat, holding.chain.nodes, self.limits.page_tokens)
+        seat = holding.seat
+        if self._snapshots is not None and seat is not None and seat.parted is not None:
+            self._snapshots.settle(seat, seat.parted, holding.chain.nodes, self.limits.page_tokens)
 
     def _score(self, plan: PlanBuilder, sequence: Sequence, start: int, end: int) -> None:
         """Ask for the log-probabilities of the prompt tokens behind those from ``start`` to ``end``, each once."""

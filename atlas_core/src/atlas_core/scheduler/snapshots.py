@@ -106,7 +106,7 @@ class Snapshots:
         return Seat(snapshot.place, place, source=node)
 
     def planned(self, seat: Seat) -> None:
-        """A row of the sequence was planned: what it reads is needed by this step only."""
+        """A row of the sequence was planned: what it reads, if that is not its own, is needed by this step only."""
         self._let_source_go(seat)
         self._returned += seat.spare
         seat.spare.clear()
@@ -122,11 +122,11 @@ class Snapshots:
         seat.parted = position, seat.writes
         seat.writes = place
 
-    def settle(self, seat: Seat, nodes: Sequence[Bearer], page_tokens: int) -> None:
-        """Give a state that was left to its node, once ``nodes`` of full pages reach there."""
-        if seat.parted is None or len(nodes) * page_tokens < seat.parted[0]:
+    def settle(self, seat: Seat, parted: tuple[int, int], nodes: Sequence[Bearer], page_tokens: int) -> None:
+        """Give the state that was left (``seat.parted``) to its node, once ``nodes`` of full pages reach there."""
+        position, place = parted
+        if len(nodes) * page_tokens < position:
             return
-        position, place = seat.parted
         node = nodes[position // page_tokens - 1]
         seat.parted = None
         if node.snapshot is not None:
