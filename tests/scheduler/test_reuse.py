@@ -36,6 +36,17 @@ def test_equal_prompts_that_come_together_are_computed_once():
     assert [harness.out[item.id] for item in items] == [oracle(item, seed, (), 32) for seed, item in enumerate(items)]
 
 
+def test_name_spaces_find_their_own():
+    harness = Harness(CACHED)
+    founds = []
+    for name, space in (("1", "a"), ("2", "b"), ("3", ""), ("4", "a"), ("5", "b"), ("6", "")):
+        harness.submit(replace(request(name, range(14), max_tokens=1), space=space))
+        sequence = harness.scheduler.find(name)
+        harness.drain()
+        founds.append(sequence.found)
+    assert founds == [0, 0, 0, 12, 12, 12]
+
+
 def test_a_piece_can_be_used_before_its_prompt_is_complete():
     harness = Harness(replace(CACHED, max_prefill_tokens=9, max_mixed_tokens=8))
     harness.submit(request("a", range(20), max_tokens=2))
@@ -136,8 +147,14 @@ def test_a_turn_goes_on_from_the_state_near_the_end_of_the_one_before(ahead):
 def test_where_prompts_part_is_remembered_the_second_time():
     harness = Harness(HYBRID)
     common = [n % 37 for n in range(50)]
-    founds = [serve(harness, str(i), [*common, *range(i, i + 30)], max_tokens=1)[0] for i in range(3)]
-    assert founds == [0, 0, 48]
+    items = [request(str(i), [*common, *range(i, i + 30)], max_tokens=1) for i in range(3)]
+    assert serve(harness, "0", items[0].prompt, max_tokens=1)[0] == 0
+    for item in items[1:]:
+        harness.submit(item)
+    sequences = [harness.scheduler.find(item.id) for item in items[1:]]
+    harness.drain()
+    assert [sequence.found for sequence in sequences] == [0, 48], "the third waits for the state that the second leaves"
+    assert [harness.out[item.id] for item in items] == [oracle(item, 1, (), 256) for item in items]
 
 
 def test_equal_prompts_wait_for_the_state():
