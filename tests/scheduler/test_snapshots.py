@@ -120,7 +120,7 @@ class SnapshotsMachine(RuleBasedStateMachine):
 
 
 TestSnapshots = SnapshotsMachine.TestCase
-TestSnapshots.settings = settings(deadline=None, max_examples=120, stateful_step_count=40)
+TestSnapshots.settings = settings(deadline=None, max_examples=100, stateful_step_count=40)
 
 
 def test_a_snapshot_follows_who_decodes_unless_somebody_went_on_from_it():
@@ -152,3 +152,36 @@ def test_so_many_may_have_one_that_follows_them():
     third = store.take(None)
     store.part(third, 1, decoding=True)
     assert third.parted is not None
+
+
+def test_a_state_that_is_still_to_be_read_is_not_given_away():
+    store = Snapshots(3, 1)
+    store.begin_step()
+    first, second, node = store.take(None), store.take(None), Node((1,))
+    store.part(first, 1, decoding=False)
+    store.settle(first, first.parted, [node], 1)
+    store.begin_step()
+    store.part(second, 2, decoding=False)
+    assert second.parted is None, "the first one's next row will read it"
+    store.planned(first)
+    store.part(second, 2, decoding=False)
+    assert second.parted is None, "a row of this step reads it"
+    store.begin_step()
+    store.part(second, 2, decoding=False)
+    assert (second.parted is None, node.snapshot) == (False, None)
+
+
+def test_what_is_forgotten_is_free_in_the_next_step():
+    store = Snapshots(4, 1)
+    store.begin_step()
+    seat, nodes = store.take(None), [Node((1,)), Node((1, 2))]
+    store.part(seat, 1, decoding=True)
+    store.settle(seat, seat.parted, nodes[:1], 1)
+    store.begin_step()
+    store.planned(seat)  # reads what the first node has
+    store.part(seat, 2, decoding=True)
+    store.settle(seat, seat.parted, nodes, 1)
+    assert nodes[0].snapshot is None
+    assert [store.take(None) is None for _ in range(2)] == [False, True]
+    store.begin_step()
+    assert store.take(None) is not None
