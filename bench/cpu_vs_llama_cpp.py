@@ -19,9 +19,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 from cpu.children import Engines, competitors, read_bandwidth
 from cpu.files import encodings, gemma_shaped
 
-DECODED, PROMPT_TOKENS, COMPETITORS = 48, 512, 8
+DECODED, PROMPT_TOKENS, COMPETITORS, DECODED_UNDER_LOAD = 48, 512, 8, 12
 GOALS = {"Q4_1": (1.2, 2.5)}
 OTHER_GOALS = (1.05, 1.1)
+LOAD_GOAL = 0.9
 
 
 def speeds(engines: Engines, model: Path, rounds: int) -> dict[str, dict[str, float]]:
@@ -41,7 +42,9 @@ def under_load(engines: Engines, model: Path, rounds: int) -> dict[str, float]:
     ratios = {}
     for name in engines.names:
         with engines.start(name, model, 1) as one, engines.start(name, model, 2) as two, competitors(COMPETITORS):
-            pairs = [(two.decode(DECODED // 2)[1], one.decode(DECODED // 2)[1]) for _ in range(rounds)]
+            # The peer has no goal here, and takes minutes.
+            times = rounds if name == "atlas" else 1
+            pairs = [(two.decode(DECODED_UNDER_LOAD)[1], one.decode(DECODED_UNDER_LOAD)[1]) for _ in range(times)]
         ratios[name] = statistics.median(a for a, _ in pairs) / statistics.median(b for _, b in pairs)
     return ratios
 
@@ -54,6 +57,8 @@ def starts(engines: Engines, model: Path, rounds: int) -> dict[str, tuple[float,
             return child.ready["first_token"], child.spawned
 
     found = {name: [] for name in engines.names}
+    for name in engines.names:
+        measured(name)  # its files are in memory and its modules compiled, as after any first start
     for _ in range(rounds):
         for name in engines.names:
             found[name].append(measured(name))
@@ -102,7 +107,8 @@ def main() -> None:
     if "load".startswith(arguments.only) or arguments.only in "load":
         ratios = under_load(engines, files["Q4_1"], arguments.rounds)
         print(f"load: decoding with 2 threads over 1 thread, beside {COMPETITORS} processes that compute (wall)")
-        print(f"    atlas {ratios['atlas']:.2f} (goal 0.90), peer {ratios['peer']:.2f}")
+        met = "ok" if ratios["atlas"] >= LOAD_GOAL else "MISSED"
+        print(f"    atlas {ratios['atlas']:.2f}  goal {LOAD_GOAL:.2f}  {met}; peer {ratios['peer']:.2f}")
     if arguments.only in "start":
         found_starts = starts(engines, files["Q4_1"], arguments.rounds)
         print("start: seconds from the file to the first token")

@@ -2,6 +2,7 @@
 # ruff: noqa: INP001 (a script: it prints)
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -19,7 +20,11 @@ class Child:
 
     def __init__(self, command: Sequence[str]) -> None:
         began = time.perf_counter()
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        # Installed packages have their modules compiled; a checkout must be allowed to keep them.
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
         self.ready: dict[str, Any] = self._answer()
         self.spawned = time.perf_counter() - began
 

@@ -58,6 +58,23 @@ def test_every_instruction_set_gives_the_same_bits(benches, bench, make_weight, 
         np.testing.assert_array_equal(found[0].view(np.uint32), found[1].view(np.uint32), layout)
 
 
+@pytest.mark.parametrize("layout", fast.LAYOUTS)
+def test_logits_with_every_layout(bench, make_weight, make_step, layout):
+    weight = stored(layout, (83, 512), make_weight, bench, make_step)
+    x = np.random.default_rng(6).standard_normal((21, 512), np.float32)
+
+    def run(rows):
+        live = {"x": "R", "y": "R"}
+        step, outputs = make_step(rows=len(rows), live=live), {"y": ((len(rows), 83), np.float32)}
+        return bench.run("fast_head", {"x": rows, "weight": weight}, {}, step, outputs, numerics="fast")["y"]
+
+    whole = run(x)
+    want = x.astype(np.float64) @ weight.values.astype(np.float64).T
+    assert np.sqrt(np.mean((whole - want) ** 2)) < 0.0001 * np.sqrt(np.mean(want**2))
+    for rows in (1, 2, 3, 5, 8):
+        np.testing.assert_array_equal(run(x[:rows]).view(np.uint32), whole[:rows].view(np.uint32), str(rows))
+
+
 def test_rows_of_zeros_give_zeros(bench, make_weight, make_step):
     weight = stored("q4_0", (16, 64), make_weight, bench, make_step)
     step, outputs = make_step(tokens=2, live=T), {"y": ((2, 16), np.float32)}
@@ -66,10 +83,10 @@ def test_rows_of_zeros_give_zeros(bench, make_weight, make_step):
     np.testing.assert_array_equal(got, np.zeros((2, 16)))
 
 
-def need(layout, numerics):
+def need(layout, numerics, live="T"):
     operands = {
-        "x": OperandSpec((8, 256), DType.F32, live="T"), "weight": OperandSpec((48, 256), DType.U8, layout),
-        "y": OperandSpec((8, 48), DType.F32, live="T"),
+        "x": OperandSpec((8, 256), DType.F32, live=live), "weight": OperandSpec((48, 256), DType.U8, layout),
+        "y": OperandSpec((8, 48), DType.F32, live=live),
     }  # fmt: skip
     return OpNeed("linear", operands, {}, "native", numerics, 8, 8, 8, 8)
 
@@ -79,6 +96,13 @@ def test_exact_numerics_and_plain_weights_are_refused():
     assert fast.FastLinear().supports(need(q4, "fast")).ok
     assert "exact numerics do not" in fast.FastLinear().supports(need(q4, "exact")).reasons[0]
     assert "weight is stored as bf16" in fast.FastLinear().supports(need(plain(DType.BF16), "fast")).reasons[0]
+
+
+def test_logits_and_other_rows_have_implementations_of_their_own():
+    q4 = StorageLayout("q4_0", 32, 18)
+    for rows, other, live in ((fast.FastLinear(), fast.FastHead(), "T"), (fast.FastHead(), fast.FastLinear(), "R")):
+        assert rows.supports(need(q4, "fast", live)).ok
+        assert not other.supports(need(q4, "fast", live)).ok
 
 
 def test_every_block_layout_of_the_exact_kernels_has_a_fast_one():

@@ -20,7 +20,7 @@ _FLOAT = 4
 _TASKS_A_WORKER = 4
 _MOST_TASKS = 128
 _MOST_PRODUCTS = 3
-_STORE, _ADD, _GATE = range(3)
+_STORE, _ADD, _GATE, _TWICE = range(4)
 
 
 class _Product(NamedTuple):
@@ -56,8 +56,8 @@ class _Fast(CpuImplementation):
 
     def _refusals(self, need: OpNeed) -> list[str]:
         reasons = [] if need.numerics == "fast" else ["rounds activations to int8, which exact numerics do not"]
-        if need.operands[self.x].live == "R":
-            reasons.append("leaves logits to the exact kernel: the head waits for memory, not for arithmetic")
+        if (need.operands[self.x].live == "R") != (self.mode == _TWICE):
+            reasons.append("rounds logits' rows more finely than others: that is another implementation's part")
         for product in self.products:
             layout = need.operands[product.weight].layout
             if layout is None or layout.name not in LAYOUTS:
@@ -84,7 +84,8 @@ class _Fast(CpuImplementation):
         return need.operands[self.x].shape[1]
 
     def _prepared_bytes(self, need: OpNeed) -> int:
-        sets = -(-need.operands[self.x].shape[0] // _SET_ROWS)
+        rows = need.operands[self.x].shape[0] * (2 if self.mode == _TWICE else 1)
+        sets = -(-rows // _SET_ROWS)
         return sets * _SET_ROWS * _row_bytes(self._columns(need))
 
     def _own_bytes(self, need: OpNeed) -> int:
@@ -97,7 +98,7 @@ class _Fast(CpuImplementation):
         prepare, multiply = (context.backend.kernel(*kernel) for kernel in self.kernels)
         rows = Geometry(grid=(self._tasks(need, context), 1, 1))
         groups = Geometry(grid=(self._product_tasks(need, context), 1, 1))
-        shared = (*self._source(need, context), i32(self._columns(need)), self._eps(need))
+        shared = (*self._source(need, context), i32(self._columns(need)), self._eps(need), i32(self.mode))
         return (
             context.backend.prepare_launch(prepare, rows, shared),
             context.backend.prepare_launch(multiply, groups, self._arguments(need, context)),
@@ -154,6 +155,21 @@ class FastLinear(_Fast):
     """A product by itself."""
 
     op = "linear"
+
+
+class FastHead(_Fast):
+    """Logits: each row as two of 8 bits, 128 times the one plus the other, which costs nothing beside reading the weight."""
+
+    op, mode = "linear", _TWICE
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.name = "cpu.fast_head"
+
+    def supports(self, need: OpNeed) -> Verdict:
+        """Yes for the logits of fast numerics."""
+        verdict = super().supports(need)
+        return Verdict.yes(RANK, "activations rounded to 15 bits in blocks of 32") if verdict.ok else verdict
 
 
 class FastLinearAdd(_Fast):

@@ -32,6 +32,7 @@ def implementations() -> list[OpImplementation]:
         tail.Logprobs(),
         tail.Advance(),
         fast.FastLinear(),
+        fast.FastHead(),
         fast.FastLinearAdd(),
         fast.FastNormQkv(),
         fast.FastNormGateUp(),

@@ -42,8 +42,15 @@ struct Weight {
 
 ATLAS_INLINE int smaller(int a, int b) { return a < b ? a : b; }
 
-// Rounds one row; its norm is taken first when there are weights for that.
-void prepare_row(const Prepared& to, int row, const float* x, const float* norm, float eps) {
+// Prepared rows for each row of x.
+ATLAS_INLINE int times(int mode) { return mode == Target::kTwice ? 2 : 1; }
+
+// Rounds one row, in mode kTwice as two; its norm is taken first when there are weights for that.
+void prepare_row(const Prepared& to, int row, const float* x, const float* norm, float eps, int mode) {
+    if (mode == Target::kTwice) {
+        quantise_twice(to, row, [&](int k) ATLAS_FLAT { return load(x + k); });
+        return;
+    }
     if (norm == nullptr) {
         quantise(to, row, [&](int k) ATLAS_FLAT { return load(x + k); });
         return;
@@ -57,7 +64,7 @@ void prepare_row(const Prepared& to, int row, const float* x, const float* norm,
 void multiply(const Weight* weights, int g, int columns, Target::Mode mode, const float* other, const Prepared& x,
               int first, int rows, uint8_t* panel, float* gates) {
     const Weight& weight = weights[0];
-    const size_t at = static_cast<size_t>(first) * weight.outputs + g * kLanes;
+    const size_t at = static_cast<size_t>(first / times(mode)) * weight.outputs + g * kLanes;
     const int lanes = smaller(kLanes, weight.outputs - g * kLanes);
     Target target = {mode, weight.y + at, mode == Target::kAdd ? other + at : nullptr, weight.outputs, weight.outputs, lanes};
     if (mode == Target::kGate) {
@@ -73,13 +80,15 @@ void multiply(const Weight* weights, int g, int columns, Target::Mode mode, cons
 }  // namespace
 
 void fast_prepare(const int32_t* counts, int32_t live, const float* x, const float* norm, uint8_t* prepared,
-                  int32_t columns, float eps, int task, int ntasks) {
-    if (counts[live] <= kAlone) return;
+                  int32_t columns, float eps, int32_t mode, int task, int ntasks) {
+    const int each = times(mode);
+    if (counts[live] * each <= kAlone) return;
     const Share mine = share(counts[live], task, ntasks);
-    for (int row = mine.first; row < mine.last; ++row) {
+    for (int i = mine.first; i < mine.last; ++i) {
+        const int row = i * each;
         const size_t set = Prepared::bytes(columns, kTileRows) * (row / kTileRows);
         const Prepared to = {prepared + set, columns, kTileRows};
-        prepare_row(to, row % kTileRows, x + static_cast<size_t>(row) * columns, norm, eps);
+        prepare_row(to, row % kTileRows, x + static_cast<size_t>(i) * columns, norm, eps, mode);
     }
 }
 
@@ -91,7 +100,7 @@ void fast_multiply(const int32_t* counts, int32_t live, const float* x, const fl
                    int32_t outputs2, int task, int ntasks) {
     const Weight weights[3] = {{weight0, layout0, y0, outputs0}, {weight1, layout1, y1, outputs1},
                                {weight2, layout2, y2, outputs2}};
-    const int rows = counts[live], first = weights[0].groups();
+    const int each = times(mode), rows = counts[live] * each, first = weights[0].groups();
     const bool gate = mode == Target::kGate;
     const Share mine = share(gate ? first : first + weights[1].groups() + weights[2].groups(), task, ntasks);
     if (mine.first == mine.last || rows == 0) return;
@@ -101,8 +110,8 @@ void fast_multiply(const int32_t* counts, int32_t live, const float* x, const fl
     int step = rows;
     if (rows <= kAlone) {
         source = {own, columns, rows};
-        for (int row = 0; row < rows; ++row)
-            prepare_row(source, row, x + static_cast<size_t>(row) * columns, norm, eps);
+        for (int row = 0; row < rows; row += each)
+            prepare_row(source, row, x + static_cast<size_t>(row / each) * columns, norm, eps, mode);
     } else {
         // As many sets of rows as stay in the cache while all groups pass.
         const size_t set = Prepared::bytes(columns, kTileRows);

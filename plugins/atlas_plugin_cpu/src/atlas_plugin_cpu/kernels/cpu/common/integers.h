@@ -45,25 +45,45 @@ ATLAS_INLINE i32x16 nearest(f32x16 v) {
     return reinterpret_cast<i32x16>(v + rounder) - reinterpret_cast<i32x16>(rounder);
 }
 
+// Writes 32 integers below 128 as block ``block`` of a row, and what goes with them.
+ATLAS_INLINE void put_block(const Prepared& to, int block, int row, const i32x16 (&whole)[2], float scale) {
+    typedef int8_t i8x16 __attribute__((vector_size(16)));
+    int32_t total = 0;
+    for (int half = 0; half < 2; ++half) {
+        const i8x16 narrow = __builtin_convertvector(whole[half], i8x16);
+        memcpy(to.ints(block, row) + half * kLanes, &narrow, sizeof narrow);
+        const int32_t part = sum(whole[half]);
+        to.sums(block, half)[row] = part;
+        total += part;
+    }
+    to.scales(block)[row] = scale;
+    to.moments(block)[row] = scale * static_cast<float>(total);
+}
+
 // Writes one row; value(k) gives columns k to k + 15.
 template <class Value>
 ATLAS_INLINE void quantise(const Prepared& to, int row, Value value) {
-    typedef int8_t i8x16 __attribute__((vector_size(16)));
     for (int block = 0; block < to.blocks(); ++block) {
         const f32x16 v[2] = {value(block * kInts), value(block * kInts + kLanes)};
         const float most = largest(larger(larger(v[0], -v[0]), larger(v[1], -v[1])));
-        const float scale = most / 127.0f, inverse = most > 0 ? 127.0f / most : 0.0f;
-        int32_t total = 0;
-        for (int half = 0; half < 2; ++half) {
-            const i32x16 whole = nearest(v[half] * inverse);
-            const i8x16 narrow = __builtin_convertvector(whole, i8x16);
-            memcpy(to.ints(block, row) + half * kLanes, &narrow, sizeof narrow);
-            const int32_t part = sum(whole);
-            to.sums(block, half)[row] = part;
-            total += part;
-        }
-        to.scales(block)[row] = scale;
-        to.moments(block)[row] = scale * static_cast<float>(total);
+        const float inverse = most > 0 ? 127.0f / most : 0.0f;
+        put_block(to, block, row, {nearest(v[0] * inverse), nearest(v[1] * inverse)}, most / 127.0f);
+    }
+}
+
+// Writes one row as two, ``row`` and the next: integers of 14 bits and a sign as 128 times one of 8 bits plus another.
+template <class Value>
+ATLAS_INLINE void quantise_twice(const Prepared& to, int row, Value value) {
+    constexpr int kBase = 128;
+    constexpr float kMost = 127.0f * kBase;
+    for (int block = 0; block < to.blocks(); ++block) {
+        const f32x16 v[2] = {value(block * kInts), value(block * kInts + kLanes)};
+        const float most = largest(larger(larger(v[0], -v[0]), larger(v[1], -v[1])));
+        const float scale = most / kMost, inverse = most > 0 ? kMost / most : 0.0f;
+        const i32x16 whole[2] = {nearest(v[0] * inverse), nearest(v[1] * inverse)};
+        const i32x16 upper[2] = {(whole[0] + kBase / 2) >> 7, (whole[1] + kBase / 2) >> 7};
+        put_block(to, block, row, upper, scale * kBase);
+        put_block(to, block, row + 1, {whole[0] - upper[0] * kBase, whole[1] - upper[1] * kBase}, scale);
     }
 }
 

@@ -12,7 +12,8 @@
 
 // Where results go: ``lanes`` outputs of each row, rows ``stride`` floats apart in y and ``other_stride`` in other.
 struct Target {
-    enum Mode { kStore, kAdd, kGate };  // y = total; y = other + total; y = silu(other) * total
+    // y = total; y = other + total; y = silu(other) * total; y = the sum of two rows' totals
+    enum Mode { kStore, kAdd, kGate, kTwice };
     Mode mode;
     float* y;
     const float* other;
@@ -20,16 +21,24 @@ struct Target {
 
     // Lines that are not near when they are written hold up every store behind them, those of tiles among them.
     ATLAS_INLINE void prefetch_row(int row) const {
+        if (mode == kTwice) return;
         __builtin_prefetch(y + static_cast<size_t>(row) * stride, 1);
         if (mode == kAdd) __builtin_prefetch(other + static_cast<size_t>(row) * other_stride);
     }
 
     ATLAS_INLINE void put_row(int row, f32x16 total) const {
-        if (mode != kStore) {
+        if (other != nullptr) {
             const f32x16 before = take(other + static_cast<size_t>(row) * other_stride, lanes);
             total = mode == kAdd ? before + total : before / (1.0f + exponential(-before)) * total;
         }
         put(y + static_cast<size_t>(row) * stride, total, lanes);
+    }
+
+    ATLAS_INLINE void put_rows(int first, int count, const f32x16* totals) const {
+        if (mode == kTwice)
+            for (int t = 0; t < count; t += 2) put_row((first + t) / 2, totals[t] + totals[t + 1]);
+        else
+            for (int t = 0; t < count; ++t) put_row(first + t, totals[t]);
     }
 };
 
@@ -262,7 +271,7 @@ void multiply_group(Prepared x, int rows, const uint8_t* group, [[maybe_unused]]
                 else if (count - done >= 2) multiply_rows<Format, 2>(x, done, group, totals + done), done += 2;
                 else multiply_rows<Format, 1>(x, done, group, totals + done), done += 1;
             }
-        for (int t = 0; t < count; ++t) target.put_row(first + t, totals[t]);
+        target.put_rows(first, count, totals);
         x.base += Prepared::bytes(x.columns, x.width) * (step / x.width);
     }
 #if defined(ATLAS_TILES)
