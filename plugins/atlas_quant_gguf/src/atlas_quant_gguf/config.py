@@ -123,6 +123,12 @@ class _Keys:
             raise self.bad(name, value, "a string")
         return value
 
+    def count(self, name: str) -> int:
+        value = self._take(name, 0)
+        if type(value) is not int or value < 0:
+            raise self.bad(name, value, "a whole number")
+        return value
+
     def numbers(self, name: str) -> list[int]:
         value = self._take(name, [])
         if not isinstance(value, list) or any(type(part) is not int or part < 0 for part in value):
@@ -224,7 +230,7 @@ def _hybrid(keys: _Keys, common: Mapping[str, Any], header: GgufHeader) -> dict[
     tiled = keys.architecture != "qwen3next"
     rotated, head_dim = keys.integer("rope.dimension_count", common["head_dim"]), common["head_dim"]
     found: dict[str, Any] = {
-        "num_hidden_layers": layers - (keys.integer("nextn_predict_layers") if keys.has("nextn_predict_layers") else 0),
+        "num_hidden_layers": layers - keys.count("nextn_predict_layers"),
         "linear_num_key_heads": values if tiled else keys_stored,
         "linear_num_value_heads": values,
         "linear_key_head_dim": keys.integer("ssm.state_size"),
