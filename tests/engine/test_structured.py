@@ -299,7 +299,7 @@ def test_a_request_may_be_given_up_while_its_grammar_is_compiled():
     assert made.answer(item.id)[1:3] == ("", "abort")
 
 
-def test_running_ahead_changes_no_token():
+def test_running_ahead_changes_no_token_and_costs_no_step():
     """Masks that wait for the token before are brought between the two halves of a step; all else stays as it is."""
     told = {}
     ends = tuple(b"</think>")
@@ -315,6 +315,11 @@ def test_running_ahead_changes_no_token():
         made.run()
         told[asynchronous] = [made.answer(item.id) for item in items]
         assert bool(runner.late) is asynchronous
+        for item in items:
+            # When a grammar is compiled decides when its request begins; from then on every step brings it a token.
+            steps = [(step, delta) for step, r in enumerate(made.results) for delta in r.deltas if delta.id == item.id]
+            assert [step for step, _ in steps] == list(range(steps[0][0], steps[0][0] + len(steps)))
+            assert [len(delta.tokens) for _, delta in steps] == [1] * len(steps)
     assert told[True] == told[False]
     assert len(told[True][0][0]) > 16
 
