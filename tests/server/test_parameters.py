@@ -3,7 +3,8 @@ import logging
 import pytest
 
 from atlas_core.server.schema import ChatRequest, CompletionRequest, read_request
-from atlas_core.server.translate import sampling_defaults, sampling_params
+from atlas_core.server.translate import sampling_defaults, sampling_params, sampling_sources
+from atlas_core.settings import read_settings
 from atlas_core.vocab.errors import CheckpointError, RequestError
 from atlas_core.vocab.messages import Ready
 from atlas_core.vocab.preset import ModelPreset
@@ -47,6 +48,12 @@ def test_precedence():
     }
     defaults = sampling_defaults(config, ModelPreset("toy", "", ("toy",), sampling=(("top_p", 0.5),)))
     assert defaults == {"temperature": 0.6, "top_p": 0.5, "top_k": 20}
+    flags = read_settings({"default_temperature": "0.3", "default_min_p": "0.05"}, {})
+    asked = sampling_sources(config, ModelPreset("toy", "", ("toy",), sampling=(("top_p", 0.5),)), flags)
+    assert [(name, value) for name, value, _ in asked] == [
+        ("temperature", 0.3), ("top_p", 0.5), ("top_k", 20), ("min_p", 0.05),
+    ]  # fmt: skip
+    assert asked[0][2] == "--default-temperature"
     found = params(defaults, temperature=0)
     assert (found.temperature, found.top_p, found.top_k, found.min_p) == (0.0, 0.5, 20, 0.0)
 

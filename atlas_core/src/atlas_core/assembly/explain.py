@@ -51,7 +51,9 @@ def describe(registry: Registry, model: Model, machine: Machine, plan: StepPlan)
         "preset": {"name": model.preset.name, "candidates": _candidates(model.preset.candidates)},
         "sampling": [
             {"name": name, "value": value, "source": source}
-            for name, value, source in sampling_sources(model.checkpoint.generation_config, model.preset.winner)
+            for name, value, source in sampling_sources(
+                model.checkpoint.generation_config, model.preset.winner, plan.settings
+            )
         ],
         "dialects": _dialects(plan.settings, model, registry),
         "embeds": None

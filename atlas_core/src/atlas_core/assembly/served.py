@@ -44,7 +44,7 @@ def served_model(settings: Settings, local: Settings, registry: Registry) -> Ser
             tokenizer=Tokenizer(source),
             template=_compiled(default, source),
             created=int(time.time()),
-            sampling=sampling_defaults(model.checkpoint.generation_config, preset),
+            sampling=sampling_defaults(model.checkpoint.generation_config, preset, settings),
             tool_template=_compiled(with_tools, source),
             speech=speech,
             thinking=not settings.disable_thinking,

@@ -11,6 +11,7 @@ from atlas_core.server.schema import (
     Request,
 )
 from atlas_core.server.turn import Prompt
+from atlas_core.settings import Settings
 from atlas_core.vocab.errors import CheckpointError, RequestError
 from atlas_core.vocab.messages import Generate, Ready
 from atlas_core.vocab.preset import ModelPreset
@@ -31,13 +32,17 @@ _SAMPLING = (
 )  # fmt: skip
 
 
-def sampling_defaults(generation_config: Mapping[str, Any], preset: ModelPreset | None) -> dict[str, float | int]:
-    """What holds when a request says nothing: what the model's ``preset`` advises, else the checkpoint's generation_config.json."""
-    return {name: value for name, value, _ in sampling_sources(generation_config, preset)}
+def sampling_defaults(
+    generation_config: Mapping[str, Any], preset: ModelPreset | None, settings: Settings | None = None
+) -> dict[str, float | int]:
+    """What holds when a request says nothing: what the operator's ``settings`` say, else what the model's ``preset`` advises, else the
+    checkpoint's generation_config.json.
+    """
+    return {name: value for name, value, _ in sampling_sources(generation_config, preset, settings)}
 
 
 def sampling_sources(
-    generation_config: Mapping[str, Any], preset: ModelPreset | None
+    generation_config: Mapping[str, Any], preset: ModelPreset | None, settings: Settings | None = None
 ) -> list[tuple[str, float | int, str]]:
     """(field of a request, default, who says so) of every field that has one; the others are neutral.
 
@@ -48,6 +53,11 @@ def sampling_sources(
     found = {name: (value, "generation_config.json") for name, value in given.items()}
     if preset:
         found |= {name: (value, f"preset {preset.name}") for name, value in preset.sampling}
+    if settings:
+        asked = {name: getattr(settings, f"default_{name}") for name in _SAMPLING}
+        found |= {
+            name: (value, str(settings.source(f"default_{name}"))) for name, value in asked.items() if value is not None
+        }
     return [(name, *found[name]) for name in _SAMPLING if name in found]
 
 

@@ -42,6 +42,23 @@ def integer(low: int, high: int | None = None) -> Kind:
     return Kind("N", parse, accept)
 
 
+def number(low: float, high: float) -> Kind:
+    """A decimal number from ``low`` to ``high``, both included."""
+    wanted = f"a number from {low:g} to {high:g}"
+
+    def accept(value: object) -> float:
+        if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value <= high:
+            raise ValueError(wanted)
+        return float(value)
+
+    def parse(text: str) -> float:
+        if re.fullmatch(r"[+-]?[0-9]{1,12}(\.[0-9]{1,9})?", text) is None:
+            raise ValueError(wanted)
+        return accept(float(text))
+
+    return Kind("X", parse, accept)
+
+
 def seconds() -> Kind:
     """A duration in seconds, zero or more, finite."""
     wanted = "a number of seconds, zero or more"

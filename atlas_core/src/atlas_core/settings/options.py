@@ -5,10 +5,11 @@ from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Any
 
-from atlas_core.settings.kinds import Kind, choice, integer, many, origin, seconds, size, switch, text, url
+from atlas_core.settings.kinds import Kind, choice, integer, many, number, origin, seconds, size, switch, text, url
 from atlas_core.settings.sources import BUILT_IN, Level, Source
 
 _META = "atlas option"
+_MODELS_OWN = "the model's own"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +102,47 @@ class Settings:
     disable_thinking: bool = _option(False, switch(), "Model", "Ask the model for answers without a thought.")
     max_thinking_budget: int | None = _option(
         None, integer(0), "Model", "Most tokens of a thought, which is then ended; 0 asks for none.", unset="no limit"
+    )
+    default_temperature: float | None = _option(
+        None, number(0, 100), "Model", "Randomness of the next token, where a request does not say.", unset=_MODELS_OWN
+    )
+    default_top_p: float | None = _option(
+        None,
+        number(0, 1),
+        "Model",
+        "Mass of the tokens that are drawn from, where a request does not say.",
+        unset=_MODELS_OWN,
+    )
+    default_top_k: int | None = _option(
+        None,
+        integer(0),
+        "Model",
+        "How many of the best tokens are drawn from, 0 for all, where a request does not say.",
+        unset=_MODELS_OWN,
+    )
+    default_min_p: float | None = _option(
+        None,
+        number(0, 1),
+        "Model",
+        "Least probability, of the best token's, to be drawn, where a request does not say.",
+        unset=_MODELS_OWN,
+    )
+    default_presence_penalty: float | None = _option(
+        None,
+        number(-2, 2),
+        "Model",
+        "What having been generated costs a token, where a request does not say.",
+        unset=_MODELS_OWN,
+    )
+    default_frequency_penalty: float | None = _option(
+        None, number(-2, 2), "Model", "What each time costs it, where a request does not say.", unset=_MODELS_OWN
+    )
+    default_repetition_penalty: float | None = _option(
+        None,
+        number(0.001, 100),
+        "Model",
+        "What a token's logit is divided by, or multiplied, once it has occurred, where a request does not say.",
+        unset=_MODELS_OWN,
     )
     hardware: str | None = _option(
         None,
