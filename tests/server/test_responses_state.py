@@ -1,5 +1,8 @@
 """What the server remembers: responses, their inputs, conversations; for each key its own."""
 
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
 import openai
 import pytest
 
@@ -152,6 +155,48 @@ def test_a_conversation(server, sdk, kit):
         with pytest.raises(openai.NotFoundError) as caught:
             attempt(talk.id)
         assert caught.value.code == "conversation_not_found"
+
+
+def test_responses_to_one_conversation_take_turns(serve, kit):
+    engine = kit.engine(delay=0.002, context=8192)
+    server = serve(engine)
+    talk, other = (server.http.post("/v1/conversations").json()["id"] for _ in range(2))
+
+    def respond(text, conversation=talk, **more):
+        body = {"input": text, "conversation": conversation, **more}
+        return server.http.post("/v1/responses", json=body, timeout=20)
+
+    with ThreadPoolExecutor(5) as threads:
+        asked = [threads.submit(respond, f"n{n}", background=n == 1, stream=n == 2) for n in range(4)] + [
+            threads.submit(respond, "elsewhere", other)
+        ]
+        assert {one.result().status_code for one in asked} == {200}
+    kit.until(lambda: not server.app.gate.inside)
+    items = server.http.get(f"/v1/conversations/{talk}/items", params={"order": "asc"}).json()["data"]
+    assert [item["role"] for item in items] == ["user", "assistant"] * 4
+    assert {item["content"][0]["text"] for item in items[::2]} == {"n0", "n1", "n2", "n3"}
+    # Each answered all that came before it.
+    sizes = [
+        len(request.prompt)
+        for request in engine.requests
+        if b"elsewhere" not in bytes(t for t in request.prompt if t < 256)
+    ]
+    assert sizes == sorted(set(sizes))
+    assert not server.app.table.find("/v1/responses").endpoint._turns._lines
+
+
+def test_a_client_that_leaves_the_line_holds_up_nobody(serve, kit):
+    server = serve(kit.engine(delay=0.02))
+    talk = server.http.post("/v1/conversations").json()["id"]
+    body = {"input": "x", "conversation": talk}
+    with ThreadPoolExecutor(1) as threads:
+        first = threads.submit(server.http.post, "/v1/responses", json=body)
+        kit.until(lambda: server.engine.running == 1)
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(f"{server.url}/v1/responses", json=body, timeout=0.05, trust_env=False)
+        assert first.result().status_code == 200
+    assert server.http.post("/v1/responses", json=body).status_code == 200
+    assert len(server.http.get(f"/v1/conversations/{talk}/items").json()["data"]) == 4
 
 
 def test_a_conversation_needs_no_body(server):

@@ -20,12 +20,13 @@ from atlas_core.server.generation import Deltas, EventStream, run, while_connect
 from atlas_core.server.ports import Service
 from atlas_core.server.responses.answer import Asked, ResponseWriter, summary_of
 from atlas_core.server.responses.assembly import Shape
-from atlas_core.server.responses.context import Context, gather
+from atlas_core.server.responses.context import Context, conversation_id, gather
 from atlas_core.server.responses.following import send_log
 from atlas_core.server.responses.jobs import EventLog, Job, Jobs
 from atlas_core.server.responses.schema import UNSUPPORTED, WITHOUT_EFFECT, InputRequest, ResponsesRequest
 from atlas_core.server.responses.tools import Tools, read_tools
 from atlas_core.server.responses.translate import SEALED, chat_request, in_own_words, later_beginnings
+from atlas_core.server.responses.turns import TurnTaking
 from atlas_core.server.schema import read_request, unknown_fields
 from atlas_core.server.store.owner import owner_of
 from atlas_core.server.store.port import Item, Store
@@ -67,6 +68,7 @@ class Responses:
         self._shared = shared
         self._store = store
         self._jobs = jobs
+        self._turns = TurnTaking()
         self._clock = clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -87,6 +89,11 @@ class Responses:
         capacity = service.engine.info.max_batch_size + shared.options.max_queue
         with ExitStack() as stack:
             places = stack.enter_context(shared.gate.enter(1, capacity))
+            conversation = conversation_id(request.conversation)
+            if conversation is not None:
+                # What another one says there first is part of what this one answers.
+                turn = self._turns.wait((owner_of(scope), conversation))
+                stack.callback(await while_connected(receive, turn))
             work = await while_connected(receive, self._understand(service, request, scope, arrival, kept=kept))
             record = record_of(scope)
             record.model, record.requested = work.turn.model, request.model or ""
