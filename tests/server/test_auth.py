@@ -39,7 +39,10 @@ def test_every_route_but_probes_asks_for_a_key(serve):
         for method in route.methods:
             response = server.http.request(method, path)
             seen.add(path)
-            assert (response.status_code == 401) == (path not in ("/health", "/ping", "/live")), (method, path)
+            assert (response.status_code == 401) == (path not in ("/health", "/ping", "/live", "/health/live")), (
+                method,
+                path,
+            )
     assert {"/v1/chat/completions", "/metrics", "/tokenize", "/health", "/live"} <= seen
     for path in ("/", "/docs", "/openapi.json", "/v1/models/", "/health/"):
         assert server.http.get(path).status_code == 401

@@ -106,6 +106,24 @@ def test_model_names_in_requests(serve):
     assert (response.status_code, response.json()["error"]["param"]) == (404, "model")
 
 
+def test_one_token_shows_that_the_engine_answers(serve, kit):
+    engine = kit.engine()
+    server = serve(engine, api_keys=("secret",))
+    assert server.http.get("/health_generate").status_code == 401
+    key = {"authorization": "Bearer secret"}
+    answer = server.http.get("/health_generate", headers=key)
+    assert (answer.status_code, answer.json()) == (200, {"status": "ready"})
+    assert engine.requests[-1].sampling.max_tokens == 1
+    assert server.app.gate.inside == 0
+    engine.closed = True
+    assert server.http.get("/health_generate", headers=key).status_code == 503
+
+
+def test_life_by_both_names(serve):
+    server = serve()
+    assert server.http.get("/live").json() == server.http.get("/health/live").json() == {"status": "ready"}
+
+
 def test_version(serve):
     assert serve().http.get("/version").json() == {"version": __version__}
 

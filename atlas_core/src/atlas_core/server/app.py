@@ -44,6 +44,7 @@ from atlas_core.server.schema import ChatRequest, CompletionRequest
 from atlas_core.server.store.memory import MemoryStore
 from atlas_core.server.store.port import Store, StoreLimits
 from atlas_core.server.tokens import Tokens
+from atlas_core.server.trial import Trial
 from atlas_core.vocab.errors import RequestError
 
 _LAST_TRACES_S = 3.0
@@ -134,6 +135,7 @@ class Application:
             *Models(self.lifecycle).operations(),
             *Embeddings(shared).operations(),
             *Tokens(shared).operations(),
+            *Trial(shared).operations(),
             *self._own(),
         ]
 

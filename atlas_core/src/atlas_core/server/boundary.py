@@ -22,7 +22,7 @@ from atlas_core.vocab.errors import AtlasError
 
 _LOG = logging.getLogger(REQUESTS)
 _GIVEN_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
-PROBES = frozenset({"/health", "/ping", "/live", "/metrics"})
+PROBES = frozenset({"/health", "/ping", "/live", "/health/live", "/metrics"})
 CLIENT_GONE = 499
 """Never sent, only written down: the client did not wait for its answer."""
 

@@ -37,6 +37,11 @@ class Health:
                 open=True, needs_model=False,
             ),
             Operation(
+                path="/health/live", endpoint=self.live, summary="The same, for whom that is its name", answer=shapes.HealthState,
+                also={503: shapes.HealthState}, tag="Server",
+                open=True, needs_model=False,
+            ),
+            Operation(
                 path="/version", endpoint=self.version, summary="The version of Atlas", answer=shapes.Version, tag="Server",
                 needs_model=False,
             ),
