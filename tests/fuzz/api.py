@@ -9,6 +9,7 @@ import logging
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -16,9 +17,21 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from server_kit import kit
 
 from atlas_core.server.options import ServerOptions
+from atlas_core.server.ports import OnProgress, Service
 
 CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
 KEY = "fuzz"
+
+
+class Embedder:
+    """The vector of a prompt is its length and its first id."""
+
+    size = 2
+    normalised = True
+    prompt = ""
+
+    async def embed(self, ids: tuple[int, ...], /) -> Sequence[float]:
+        return [float(len(ids)), float(ids[0])]
 
 
 def main(seconds: int) -> int:
@@ -26,7 +39,11 @@ def main(seconds: int) -> int:
     # Short answers: what is looked for is in what comes before and after them.
     engine = kit.FakeEngine(lambda request: kit.deltas(request, chunk=8), slots=8)
     model = kit.model(speech=kit.speech("<tool_call>\n{name} <think>"))
-    server = kit.Running(engine, ServerOptions(api_keys=(KEY,), max_body=2**20), model).wait()
+
+    async def bring_up(on_progress: OnProgress) -> Service:
+        return Service(engine, model, Embedder())
+
+    server = kit.Running(engine, ServerOptions(api_keys=(KEY,), max_body=2**20), model, bring_up).wait()
     # It keeps what it found in a folder of where it runs.
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         stack.callback(server.stop)

@@ -159,7 +159,7 @@ def test_thinking_and_effort():
     assert asked(thinking={"type": "adaptive", "display": "omitted"}) == (None, on, None)
     assert asked(thinking={"type": "disabled"}) == (0, None, None)
     assert asked(output_config={"effort": "low"}) == (None, None, "low")
-    assert asked(output_config={"effort": "max"}) == (None, None, "high")
+    assert asked(output_config={"effort": "max"}) == (None, None, "max")
     assert asked(thinking={"type": "adaptive"}, chat_template_kwargs={"thinking": 5})[1] == {**on, "thinking": 5}
 
 

@@ -260,6 +260,12 @@ def test_the_engine_is_told_about_thoughts(server):
     assert bytes(thinking.end_ids) == b"</think>"
     running.http.post("/v1/chat/completions", json={**body, "thinking_token_budget": 3})
     assert running.engine.requests[-1].thinking.budget == 3
+    efforts = {"minimal": 1, "low": 3, "medium": 7, "high": 14, "xhigh": 28, "max": 28, "unheard": 7}
+    for effort, budget in efforts.items():
+        running.http.post("/v1/chat/completions", json={**body, "reasoning_effort": effort})
+        assert running.engine.requests[-1].thinking.budget == budget
+    running.http.post("/v1/chat/completions", json={**body, "reasoning_effort": "high", "thinking_token_budget": 9})
+    assert running.engine.requests[-1].thinking.budget == 9
     for off in ({"thinking_token_budget": 0}, {"reasoning_effort": "none"}):
         running.http.post("/v1/chat/completions", json={"messages": [USER], **off})
         assert prompt(running).endswith("[assistant]")

@@ -23,6 +23,12 @@ _ROLE = b'{"role":"assistant","content":""}'
 _NOTHING_ELSE = b'},"logprobs":null,"finish_reason":null}'
 
 
+_EFFORTS = {"minimal": 0.25, "low": 0.5, "medium": 1.0, "high": 2.0, "xhigh": 4.0, "max": 4.0}
+"""What an effort makes of the operator's budget for thoughts."""
+_TOLD = {"xhigh": "high", "max": "high"}
+"""Efforts under the name that chat templates know."""
+
+
 class Chat:
     """The chat face."""
 
@@ -49,11 +55,10 @@ class Chat:
         answers = _answers(request, model, use)
         extra = dict(request.chat_template_kwargs or {})
         if request.reasoning_effort is not None:
-            extra.setdefault("reasoning_effort", request.reasoning_effort)
+            extra.setdefault("reasoning_effort", _TOLD.get(request.reasoning_effort, request.reasoning_effort))
         if request.verbosity is not None:
             extra.setdefault("verbosity", request.verbosity)
-        budgets = [limit for limit in (request.thinking_token_budget, model.thinking_budget) if limit is not None]
-        budget = min(budgets, default=None)
+        budget = _budget(request, model)
         asked = Conversation(
             request.messages, use.declared, request.add_generation_prompt, bool(request.continue_final_message), extra,
             thinking=model.thinking and budget != 0 and request.reasoning_effort != "none",
@@ -179,6 +184,16 @@ def _form_field(request: ChatRequest) -> str:
     if request.response_format and request.response_format.get("type") != "text":
         return "response_format"
     return "structured_outputs" if request.structured_outputs else "tool_choice"
+
+
+def _budget(request: ChatRequest, model: ServedModel) -> int | None:
+    """Most tokens of a thought: what the operator gives at this effort, or what the request asks for, whichever is less."""
+    limits = [] if request.thinking_token_budget is None else [request.thinking_token_budget]
+    if model.thinking_budget is not None:
+        scaled = model.thinking_budget * _EFFORTS.get(request.reasoning_effort or "medium", 1.0)
+        # The smallest effort still is one; none at all is what the effort none asks for.
+        limits.append(max(min(1, model.thinking_budget), int(scaled)))
+    return min(limits, default=None)
 
 
 def _thinking(model: ServedModel, opening: Opening, budget: int | None) -> Thinking | None:

@@ -101,7 +101,12 @@ class Settings:
     )
     disable_thinking: bool = _option(False, switch(), "Model", "Ask the model for answers without a thought.")
     max_thinking_budget: int | None = _option(
-        None, integer(0), "Model", "Most tokens of a thought, which is then ended; 0 asks for none.", unset="no limit"
+        None,
+        integer(0),
+        "Model",
+        "Most tokens of a thought, which is then ended, at medium effort; minimal is a quarter of it, low half, high twice, xhigh "
+        "and max four times as many; 0 asks for none.",
+        unset="no limit",
     )
     default_temperature: float | None = _option(
         None, number(0, 100), "Model", "Randomness of the next token, where a request does not say.", unset=_MODELS_OWN

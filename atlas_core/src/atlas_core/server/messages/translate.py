@@ -13,7 +13,6 @@ from atlas_core.server.messages.schema import (
 from atlas_core.server.messages.turns import invalid, read_turns
 from atlas_core.vocab.errors import RequestError
 
-_EFFORTS = {"xhigh": "high", "max": "high"}
 """No chat template knows more than three steps."""
 _SAMPLING = (
     "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed",
@@ -50,7 +49,7 @@ def translate(request: CountRequest) -> tuple[TranslatedRequest, list[str]]:
         tool_choice=_choice(request.tool_choice),
         parallel_tool_calls=not (request.tool_choice and request.tool_choice.disable_parallel_tool_use),
         response_format=_format(request),
-        reasoning_effort=None if effort is None else _EFFORTS.get(effort, effort),
+        reasoning_effort=effort,
         thinking_token_budget=_budget(thinking),
         chat_template_kwargs=_variables(request, thinking),
         add_generation_prompt=not prefilled,
