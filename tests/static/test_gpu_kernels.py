@@ -47,6 +47,8 @@ EXPECTED = {
     "atlas_plugin_hopper:moe_gemm": {COPIES, WIDE_PRODUCTS},
     "atlas_plugin_hopper:paged_prefill_wgmma": {COPIES, ANY_WIDE},
     "atlas_plugin_hopper:linear_tma": {BOXES, ANY_WIDE},
+    "atlas_plugin_hopper:gate_up_tma": {BOXES, ANY_WIDE},
+    "atlas_plugin_hopper:qkv_tma": {BOXES, ANY_WIDE},
     "atlas_plugin_hopper:moe_tma": {BOXES, ANY_WIDE},
     "skinny_linear": {BOXES, ANY_WIDE, EARLY},
     "skinny_linears": {BOXES, ANY_WIDE, EARLY},

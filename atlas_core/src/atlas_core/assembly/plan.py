@@ -174,7 +174,7 @@ def buckets(settings: Settings, limits: Limits, bucketed: bool) -> tuple[Bucket,
     """The closed list of shapes that are captured, smallest first.
 
     A backend that reads live counts everywhere needs one; others get one for each number of decoding rows, then one for each
-    number of tokens in a step that holds prompts.
+    number of tokens in a step that holds prompts, that of full mixed steps among them.
     """
     rows = settings.max_batch_size
     longest = min(settings.max_prefill_tokens, limits.max_seq_len)
@@ -183,7 +183,8 @@ def buckets(settings: Settings, limits: Limits, bucketed: bool) -> tuple[Bucket,
     if not bucketed:
         return (largest,)
     decode = [r for r in DECODE_ROWS if r < rows] + [rows]
-    prefill = [t for t in PREFILL_TOKENS if rows < t < tokens] + [tokens]
+    often = {*PREFILL_TOKENS, settings.max_mixed_tokens or tokens}
+    prefill = [t for t in sorted(often) if rows < t < tokens] + [tokens]
     return (
         *(Bucket(r, r, r, updates, 1) for r in decode),
         *(replace(largest, tokens=t, max_query=min(t, longest)) for t in prefill),

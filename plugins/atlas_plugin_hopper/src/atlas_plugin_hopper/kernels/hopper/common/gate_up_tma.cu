@@ -12,9 +12,10 @@ gate_up_tma(const int32_t* counts, const __grid_constant__ CUtensorMap x, const 
     prompt_product(
         &x, live, (rows + SHARE - 1) / SHARE, width, shared,
         [&](uint32_t to, int column, int depth, int peer, uint32_t barrier) {
-            copy_tile_to_all(to, peer ? &up : &gate, depth, column * SHARE, barrier);
+            copy_tile_to_all(to + peer * SHARE * PROMPT_DEPTH * 2, peer ? &up : &gate, depth, column * SHARE, barrier);
         },
-        [&](Sums& acc, int token, int column) {
+        [](int, int) { return 0; },
+        [&](Sums& acc, int token, int column, int) {
             const int first = column * SHARE;
 #pragma unroll
             for (int j = 0; j < SHARE / 8; ++j)

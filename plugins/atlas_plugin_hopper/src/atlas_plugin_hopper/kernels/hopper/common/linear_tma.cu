@@ -43,9 +43,10 @@ linear_tma(const int32_t* counts, int32_t live_word, const __grid_constant__ CUt
     prompt_product(
         &x, live, (rows + PROMPT_ROWS - 1) / PROMPT_ROWS, width, shared,
         [&](uint32_t to, int column, int depth, int peer, uint32_t barrier) {
-            copy_tile_to_all(to, &weight, depth, column * PROMPT_ROWS + peer * SHARE, barrier);
+            bring_rows(to, &weight, depth, column * PROMPT_ROWS, peer, barrier);
         },
-        [&](const Sums& acc, int token, int column) {
+        [](int, int) { return 0; },
+        [&](const Sums& acc, int token, int column, int) {
             const int first = column * PROMPT_ROWS;
 #pragma unroll
             for (int half = 0; half < 2; ++half) {

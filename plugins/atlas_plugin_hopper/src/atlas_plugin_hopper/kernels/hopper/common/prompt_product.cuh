@@ -18,8 +18,7 @@ namespace atlas {
 
 constexpr int PROMPT_TOKENS = 128, PROMPT_DEPTH = PANEL, PROMPT_PEERS = 2, SHARE = PROMPT_ROWS / PROMPT_PEERS;
 constexpr int CONSUMERS = 2, PROMPT_THREADS = (1 + CONSUMERS) * WARPGROUP;
-constexpr int X_BYTES = PROMPT_TOKENS * PROMPT_DEPTH * 2, SHARE_BYTES = SHARE * PROMPT_DEPTH * 2;
-constexpr int STAGE_BYTES = X_BYTES + PROMPT_PEERS * SHARE_BYTES;
+constexpr int X_BYTES = PROMPT_TOKENS * PROMPT_DEPTH * 2, STAGE_BYTES = X_BYTES + PROMPT_ROWS * PROMPT_DEPTH * 2;
 static_assert(PROMPT_ROWS == 128 || PROMPT_ROWS == 256, "an instruction for this width is not written");
 
 // A thread's sums: of two tokens 8 apart (`half`), two neighbours of each group of 8 weight rows.
@@ -46,6 +45,11 @@ __device__ inline void copy_tile_to_all(uint32_t to, const CUtensorMap* map, int
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
                  " [%0], [%1, {%2, %3}], [%4], %5;"
                  ::"r"(to), "l"(map), "r"(column), "r"(row), "r"(barrier), "h"(static_cast<uint16_t>(3)) : "memory");
+}
+
+// This block's half of a tile of weights, from `row` of a matrix on.
+__device__ inline void bring_rows(uint32_t to, const CUtensorMap* map, int depth, int row, int peer, uint32_t barrier) {
+    copy_tile_to_all(to + peer * SHARE * PROMPT_DEPTH * 2, map, depth, row + peer * SHARE, barrier);
 }
 
 // Which tile comes at which turn: the tokens of a pair of blocks vary fastest, so that clusters that run together share
@@ -90,11 +94,12 @@ __device__ inline void store_elements(const Sums& acc, int half, int rows, uint1
 }
 
 // `columns` tiles of weight rows for each of `live` tokens of x, whose rows have `width` elements.
-// share(to, column, depth, peer, barrier) copies this block's half of a tile of weights into both blocks, by copy_tile_to_all;
-// store(sums, token, column) has what a thread summed up of `token` and of token + 8, either of which may be behind the last.
-template <class Share, class Store>
-__device__ inline void prompt_product(const CUtensorMap* x, int live, int columns, int width, unsigned char* shared, Share share,
-                                      Store store) {
+// bring(to, column, depth, peer, barrier) asks for this block's part of a tile of weights, as bring_rows does;
+// store(sums, token, column, prepared) has what a thread summed up of `token` and of token + 8, either of which may be behind
+// the last, and what prepare(token, column) gave before the sums.
+template <class Bring, class Prepare, class Store>
+__device__ inline void prompt_product(const CUtensorMap* x, int live, int columns, int width, unsigned char* shared, Bring bring,
+                                      Prepare prepare, Store store) {
     __shared__ __align__(8) uint64_t barrier_words[2 * STAGES];
     const uint32_t base = shared_address(shared), barriers = shared_address(barrier_words);
     auto full = [&](int stage) { return barriers + stage * 8; };
@@ -110,21 +115,24 @@ __device__ inline void prompt_product(const CUtensorMap* x, int live, int column
     meet_peer();
     const int steps = (width + PROMPT_DEPTH - 1) / PROMPT_DEPTH;
     const Walk walk{(live + PROMPT_PEERS * PROMPT_TOKENS - 1) / (PROMPT_PEERS * PROMPT_TOKENS), columns};
+    auto locate = [&](int turn, int& token, int& column) {
+        walk.at(turn, token, column);
+        token = (token * PROMPT_PEERS + peer) * PROMPT_TOKENS;
+    };
     const int clusters = gridDim.x / PROMPT_PEERS, first = blockIdx.x / PROMPT_PEERS;
-    if (threadIdx.x < WARPGROUP) {
+    if (threadIdx.x >= CONSUMERS * WARPGROUP) {
         give_registers<40>();
-        if (threadIdx.x == 0) {
+        if (threadIdx.x == CONSUMERS * WARPGROUP) {
             int stage = 0, parity = 1;
             bool waited = false;
             for (int turn = first; turn < walk.count(); turn += clusters) {
-                int pair, column;
-                walk.at(turn, pair, column);
-                const int token = (pair * PROMPT_PEERS + peer) * PROMPT_TOKENS;
+                int token, column;
+                locate(turn, token, column);
                 for (int step = 0; step < steps; ++step) {
                     barrier_wait(empty(stage), parity);
                     barrier_expect(full(stage), STAGE_BYTES);
                     const uint32_t to = base + stage * STAGE_BYTES;
-                    share(to + X_BYTES + peer * SHARE_BYTES, column, step * PROMPT_DEPTH, peer, full(stage));
+                    bring(to + X_BYTES, column, step * PROMPT_DEPTH, peer, full(stage));
                     if (!waited) {
                         wait_for_predecessor();
                         waited = true;
@@ -143,11 +151,13 @@ __device__ inline void prompt_product(const CUtensorMap* x, int live, int column
     } else {
         take_registers<232>();
         wait_for_predecessor();
-        const int group = threadIdx.x / WARPGROUP - 1, thread = threadIdx.x % WARPGROUP, lane = thread % WARP;
+        const int group = threadIdx.x / WARPGROUP, thread = threadIdx.x % WARPGROUP, lane = thread % WARP;
         int stage = 0, parity = 0;
         for (int turn = first; turn < walk.count(); turn += clusters) {
-            int pair, column;
-            walk.at(turn, pair, column);
+            int token, column;
+            locate(turn, token, column);
+            token += group * 64 + thread / WARP * 16 + lane / 4;
+            const auto prepared = prepare(token, column);
             Sums acc;
             int last = 0;
             for (int step = 0; step < steps; ++step) {
@@ -171,7 +181,7 @@ __device__ inline void prompt_product(const CUtensorMap* x, int live, int column
             }
             wait_products<0>();
             if (thread < PROMPT_PEERS) arrive_at(empty(last), thread);
-            store(acc, (pair * PROMPT_PEERS + peer) * PROMPT_TOKENS + group * 64 + thread / WARP * 16 + lane / 4, column);
+            store(acc, token, column, prepared);
         }
     }
     meet_peer();  // nobody leaves while its peer still writes into its shared memory

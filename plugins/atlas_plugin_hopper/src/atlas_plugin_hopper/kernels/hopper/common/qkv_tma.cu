@@ -13,48 +13,59 @@ namespace {
 constexpr int GROUPS = HEAD_DIM / 8, HALF = GROUPS / 2, HEADS = PROMPT_ROWS / HEAD_DIM;
 static_assert(PROMPT_ROWS % HEAD_DIM == 0, "whole heads");
 
-// Of one token, heads side by side: each divided by its own size, times the weights of `norm`.
-__device__ void normalise(Sums& acc, int half, const void* norm, int type, float eps) {
-    const uint32_t members = 0xfu << (threadIdx.x % WARP / 4 * 4);
-    float factor[HEADS];
+// Of a thread's two tokens: their positions and pages.
+struct Places {
+    int position[2], page[2];
+};
+
+// What each head of both tokens is divided by.
+__device__ void sizes(const Sums& acc, float eps, float (&factor)[2][HEADS]) {
 #pragma unroll
-    for (int head = 0; head < HEADS; ++head) {
-        float square = 0.0f;
+    for (int half = 0; half < 2; ++half)
 #pragma unroll
-        for (int j = 0; j < GROUPS; ++j)
+        for (int head = 0; head < HEADS; ++head) {
+            float square = 0.0f;
 #pragma unroll
-            for (int e = 0; e < 2; ++e) {
-                const float v = acc[head * GROUPS + j][2 * half + e];
-                square += v * v;
-            }
-        square += __shfl_xor_sync(members, square, 1);
-        square += __shfl_xor_sync(members, square, 2);
-        factor[head] = rsqrtf(square / HEAD_DIM + eps);
-    }
+            for (int j = 0; j < GROUPS; ++j)
 #pragma unroll
-    for (int j = 0; j < GROUPS; ++j)
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-            const float by = load_element(norm, j * 8 + threadIdx.x % 4 * 2 + e, type);
-#pragma unroll
-            for (int head = 0; head < HEADS; ++head) acc[head * GROUPS + j][2 * half + e] *= factor[head] * by;
+                for (int e = 0; e < 2; ++e) {
+                    const float v = acc[head * GROUPS + j][2 * half + e];
+                    square += v * v;
+                }
+            square += __shfl_xor_sync(~0u, square, 1);
+            square += __shfl_xor_sync(~0u, square, 2);
+            factor[half][head] = rsqrtf(square / HEAD_DIM + eps);
         }
 }
 
-__device__ void rotate(Sums& acc, int half, int position, const float* inv_freq, float scale) {
+// Heads of both tokens turned, `normed` before. Both vectors lie in shared memory.
+__device__ void turn(Sums& acc, const Places& places, bool normed, const float* norm, float eps, const float* inv_freq, float scale) {
+    float factor[2][HEADS];
+    if (normed) sizes(acc, eps, factor);
 #pragma unroll
     for (int j = 0; j < HALF; ++j)
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
-            float sine, cosine;
-            rotation(position, inv_freq[j * 8 + threadIdx.x % 4 * 2 + e], scale, sine, cosine);
+            const int pair = j * 8 + threadIdx.x % 4 * 2 + e;
+            const float frequency = inv_freq[pair];
+            const float low_by = normed ? norm[pair] : 1.0f;
+            const float high_by = normed ? norm[HEAD_DIM / 2 + pair] : 1.0f;
 #pragma unroll
-            for (int head = 0; head < HEADS; ++head) {
-                float& low = acc[head * GROUPS + j][2 * half + e];
-                float& high = acc[head * GROUPS + HALF + j][2 * half + e];
-                const float turned = low * cosine - high * sine;
-                high = high * cosine + low * sine;
-                low = turned;
+            for (int half = 0; half < 2; ++half) {
+                float sine, cosine;
+                rotation(places.position[half], frequency, scale, sine, cosine);
+#pragma unroll
+                for (int head = 0; head < HEADS; ++head) {
+                    float& low = acc[head * GROUPS + j][2 * half + e];
+                    float& high = acc[head * GROUPS + HALF + j][2 * half + e];
+                    if (normed) {
+                        low *= factor[half][head] * low_by;
+                        high *= factor[half][head] * high_by;
+                    }
+                    const float turned = low * cosine - high * sine;
+                    high = high * cosine + low * sine;
+                    low = turned;
+                }
             }
         }
 }
@@ -70,7 +81,15 @@ qkv_tma(const int32_t* counts, const __grid_constant__ CUtensorMap x, const __gr
         int32_t kv_heads, int32_t page_tokens, int32_t slot_stride, int32_t table_offset, int32_t q_type, int32_t k_type,
         float rope_scale, float eps) {
     extern __shared__ __align__(1024) unsigned char shared[];
+    __shared__ float norms[2][HEAD_DIM], frequencies[HEAD_DIM / 2];
     admit_successor();
+    for (int i = threadIdx.x; i < HEAD_DIM; i += PROMPT_THREADS) {
+        if (i < HEAD_DIM / 2) frequencies[i] = inv_freq[i];
+        if (q_norm == nullptr) continue;
+        norms[0][i] = load_element(q_norm, i, q_type);
+        norms[1][i] = load_element(k_norm, i, k_type);
+    }
+    __syncthreads();
     const int live = counts[ATLAS_TOKENS];
     const int q_columns = (q_heads + HEADS - 1) / HEADS, kv_columns = (kv_heads + HEADS - 1) / HEADS;
     // 0 queries, 1 keys, 2 values; `column` becomes that of the kind.
@@ -86,30 +105,38 @@ qkv_tma(const int32_t* counts, const __grid_constant__ CUtensorMap x, const __gr
         [&](uint32_t to, int column, int depth, int peer, uint32_t barrier) {
             const int kind = kind_of(column);
             const CUtensorMap* map = kind == 0 ? &q_weight : kind == 1 ? &k_weight : &v_weight;
-            copy_tile_to_all(to, map, depth, column * PROMPT_ROWS + peer * SHARE, barrier);
+            bring_rows(to, map, depth, column * PROMPT_ROWS, peer, barrier);
         },
-        [&](Sums& acc, int first_token, int column) {
-            const int kind = kind_of(column), heads = kind == 0 ? q_heads : kv_heads;
+        // Long before it is needed: one look-up leads to the next.
+        [&](int first_token, int) {
+            Places places;
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const int token = min(first_token + half * 8, live - 1);
+                const int position = positions[token];
+                const int64_t slot = static_cast<int64_t>(row_slot[token_row[token]]) * slot_stride;
+                places.position[half] = position;
+                places.page[half] = slots[slot + table_offset + position / page_tokens];
+            }
+            return places;
+        },
+        [&](Sums& acc, int first_token, int column, const Places& places) {
+            const int kind = kind_of(column), head = column * HEADS, room = ((kind == 0 ? q_heads : kv_heads) - head) * HEAD_DIM;
+            if (kind < 2) {
+                turn(acc, places, q_norm != nullptr, norms[kind], eps, frequencies, rope_scale);
+            }
+            const int64_t next = static_cast<int64_t>(page_tokens) * HEAD_DIM;
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 const int token = first_token + half * 8;
                 if (token >= live) continue;
-                const int position = positions[token];
-                if (kind < 2) {
-                    const void* norm = kind == 0 ? q_norm : k_norm;
-                    if (norm != nullptr) normalise(acc, half, norm, kind == 0 ? q_type : k_type, eps);
-                    rotate(acc, half, position, inv_freq, rope_scale);
-                }
-                const int head = column * HEADS, room = (heads - head) * HEAD_DIM;
                 if (kind == 0) {
                     uint16_t* to = q + (static_cast<int64_t>(token) * q_heads + head) * HEAD_DIM;
                     store_elements<0, PROMPT_ROWS / 8>(acc, half, room, to);
                     continue;
                 }
-                const int64_t slot = static_cast<int64_t>(row_slot[token_row[token]]) * slot_stride;
-                const int64_t page = slots[slot + table_offset + position / page_tokens];
-                const int64_t next = static_cast<int64_t>(page_tokens) * HEAD_DIM;
-                uint16_t* to = cache + page_element(page, kind - 1, head, position % page_tokens, kv_heads, page_tokens, HEAD_DIM);
+                uint16_t* to = cache + page_element(places.page[half], kind - 1, head, places.position[half] % page_tokens,
+                                                    kv_heads, page_tokens, HEAD_DIM);
                 store_elements<0, GROUPS>(acc, half, room, to);
                 if constexpr (HEADS > 1) store_elements<GROUPS, GROUPS>(acc, half, room - HEAD_DIM, to + next);
                 if constexpr (HEADS > 2) {

@@ -1,0 +1,54 @@
+"""The closed list of captured shapes: whatever the scheduler plans has a graph, and full mixed steps have one of their own size."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atlas_core.assembly.plan import buckets
+from atlas_core.ops.step import SlotLayout
+from atlas_core.scheduler.limits import Limits
+from atlas_core.settings import Settings
+
+SHORT = 1024
+
+
+def listed(rows=40, prefill=8192, mixed=None, longest=9216, bucketed=True):
+    layout = SlotLayout(rows, (longest // 64,), 8)
+    limits = Limits(layout, 64, (longest // 64 * rows,), 100, longest, prefill, 0, 4, max_mixed_tokens=mixed)
+    settings = Settings(max_batch_size=rows, max_prefill_tokens=prefill, max_mixed_tokens=mixed)
+    return limits, buckets(settings, limits, bucketed)
+
+
+@given(
+    st.integers(1, 300), st.integers(1, 9000), st.none() | st.integers(1, 9000), st.integers(64, 9216).map(lambda n: n // 64 * 64)
+)  # fmt: skip
+def test_every_step_that_may_be_planned_has_a_graph(rows, prefill, mixed, longest):
+    limits, found = listed(rows, prefill, mixed, longest)
+    decode = [bucket for bucket in found if bucket.max_query == 1 and bucket.tokens == bucket.sequences]
+    assert max(bucket.sequences for bucket in decode) == rows
+    largest = found[-1]
+    assert (largest.tokens, largest.sequences, largest.rows) == (limits.max_step_tokens, rows, rows)
+    assert largest.max_query == min(prefill, longest)
+    assert len({(b.tokens, b.sequences, b.max_query) for b in found}) == len(found)
+
+
+@pytest.mark.parametrize(("mixed", "own"), [(384, True), (512, True), (None, False), (40, False), (9000, False)])
+def test_a_full_mixed_step_pays_for_no_token_that_is_not_there(mixed, own):
+    limits, found = listed(mixed=mixed)
+    assert (mixed in {bucket.tokens for bucket in found if bucket.max_query > 1}) is own
+    if own:
+        assert all(decodes + limits.prompt_tokens(decodes) == mixed for decodes in range(1, 41))
+
+
+def test_short_prompts_are_captured_in_steps_of_fitting_sizes():
+    _, found = listed()
+    prompts = [bucket for bucket in found if bucket.max_query > 1]
+    for tokens in range(1, SHORT + 1):
+        fitting = min(b.tokens for b in prompts if b.tokens >= tokens and b.max_query >= tokens)
+        assert fitting <= max(64, 4 * tokens)
+        assert fitting <= 2 * tokens or tokens <= 128
+
+
+def test_a_backend_that_reads_counts_everywhere_has_one():
+    limits, (only,) = listed(bucketed=False)
+    assert only.tokens == limits.max_step_tokens
