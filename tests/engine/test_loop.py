@@ -182,7 +182,7 @@ def test_gauges_tell_the_load_after_each_step():
     session.send(*(request(str(i), range(3), max_tokens=3, ignore_eos=True) for i in range(5)))
     session.run()
     gauges = [result.gauges for result in session.results]
-    assert gauges[0] == Gauges(2, 3, 8, 96, 1, 0, 0, 0)
+    assert gauges[0] == Gauges(2, 3, 8, 96, 1, 0, 0, 0, 0)
     assert gauges[1] == Gauges(4, 1, 16, 96, 2, 0)
     assert gauges[-1] == Gauges(0, 0, 0, 96, len(gauges), 0)
 

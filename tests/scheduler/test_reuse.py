@@ -153,6 +153,7 @@ def test_where_prompts_part_is_remembered_the_second_time():
         harness.submit(item)
     sequences = [harness.scheduler.find(item.id) for item in items[1:]]
     harness.drain()
+    assert harness.scheduler.tokens_stateless == 48, "the second's, whose pages were there"
     assert [sequence.found for sequence in sequences] == [0, 48], "the third waits for the state that the second leaves"
     assert [harness.out[item.id] for item in items] == [oracle(item, 1, (), 256) for item in items]
 

@@ -12,7 +12,7 @@ from atlas_core.cli.options import SectionedCommand, settings_from, settings_opt
 
 @click.command("explain", cls=SectionedCommand)
 @settings_options(
-    "hardware", "numerics", "revision", "load_format", "transcode", "dtype", "block_size", "max_seq_len", "max_batch_size",
+    "hardware", "numerics", "revision", "load_format", "transcode", "dtype", "block_size", "prefix_cache", "state_snapshots", "max_seq_len", "max_batch_size",
     "max_prefill_tokens", "max_mixed_tokens", "chat_template", "tool_call_parser", "reasoning_parser",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
@@ -66,6 +66,7 @@ def text(found: dict[str, Any]) -> Iterator[str]:
     for group, state in found["states"].items():
         size = " × ".join(map(str, state["shape"]))
         yield f"state      {group}: {size} floats, {state['layers']} layers, {state['slots']} sequences"
+    yield f"reuse      {_reuse(found)}"
     for bucket in found["buckets"]:
         yield ""
         yield (
@@ -108,6 +109,15 @@ def _steps(steps: list[dict[str, Any]]) -> Iterator[str]:
 def _why(candidate: dict[str, Any]) -> str:
     reasons = "; ".join(candidate["reasons"])
     return reasons if not candidate["ok"] else f"rank {candidate['rank']} is lower{f' ({reasons})' if reasons else ''}"
+
+
+def _reuse(found: dict[str, Any]) -> str:
+    """What is kept of prompts for later ones."""
+    setting = next(row for row in found["settings"] if row["name"] == "prefix_cache")
+    if setting["value"] != "True":
+        return f"nothing is kept of prompts: {setting['source']}"
+    kept = [state["snapshots"] for state in found["states"].values()]
+    return "pages of prompts are kept for later ones" + (f", and {kept[0]} snapshots of states" if kept else "")
 
 
 def _refusals(candidates: list[dict[str, Any]], winner: str) -> Iterator[str]:

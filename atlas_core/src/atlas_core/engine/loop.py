@@ -351,4 +351,5 @@ class Engine:
             scheduler.preemptions,
             scheduler.tokens_kept,
             scheduler.tokens_evicted,
+            scheduler.tokens_stateless,
         )

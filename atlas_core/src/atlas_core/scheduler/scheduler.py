@@ -38,6 +38,7 @@ class Scheduler:
         self._running: list[Sequence] = []
         self._leaving: list[Sequence] = []
         self._arrivals = 0
+        self._stateless = 0
         self._snapshots = Snapshots(limits.places, limits.snapshots // 2) if limits.snapshots else None
         keep = limits.prefix_cache
         self._pages = PageStore(limits.pages, limits.page_tokens, keep=keep, snapshots=self._snapshots)
@@ -79,6 +80,11 @@ class Scheduler:
     def tokens_total(self) -> int:
         """Positions of the smallest cache group."""
         return min(self.limits.pages, default=0) * self.limits.page_tokens
+
+    @property
+    def tokens_stateless(self) -> int:
+        """Prompt tokens whose pages were there and that were computed again, since no recurrent state was; since the start."""
+        return self._stateless
 
     def submit(
         self, request: Generate, *, seed: int, stop_ids: Iterable[int], restriction: Restriction | None = None
@@ -251,6 +257,8 @@ class Scheduler:
         if slot is not None and not missing:
             chain, pages = self._pages.take(sequence.space, match, need)
             size, length = self.limits.page_tokens, len(sequence.tokens)
+            if sequence.found is None:
+                self._stateless += (match.alike - len(match.nodes)) * size
             stops = self.limits.stops(len(match.nodes) * size, match.alike * size, length)
             return Holding(slot, pages, [0] * len(pages), penalty_row, bias, chain, seat, stops)
         if slot is not None:

@@ -159,6 +159,11 @@ class _EngineGauges(Collector):
         yield CounterMetricFamily(
             "atlas_kv_tokens_evicted", "Such positions that were given away.", value=now.kv_tokens_evicted
         )
+        yield CounterMetricFamily(
+            "atlas_kv_tokens_stateless",
+            "Prompt tokens that were kept and computed again, since no recurrent state was.",
+            value=now.kv_tokens_stateless,
+        )
         usage = now.kv_tokens_used / total if total else 0.0
         yield _gauge("atlas_kv_usage_ratio", "Share of the cache in use, 0 to 1.", usage)
         pages = total // info.page_tokens if info.page_tokens else 0

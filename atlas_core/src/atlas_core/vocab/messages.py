@@ -117,7 +117,7 @@ class Gauges:
     """The engine's load, sent with every step.
 
     ``kv_tokens_kept`` positions hold something that nobody uses now and a prompt may begin with; they count as free. ``kv_tokens_evicted``
-    of such were given away since the start.
+    of such were given away since the start. ``kv_tokens_stateless`` were there and were computed again, since no recurrent state was kept.
     """
 
     running: int = 0
@@ -128,6 +128,7 @@ class Gauges:
     preemptions: int = 0
     kv_tokens_kept: int = 0
     kv_tokens_evicted: int = 0
+    kv_tokens_stateless: int = 0
 
 
 @dataclass(frozen=True, slots=True)
