@@ -1,6 +1,7 @@
 import array
 import asyncio
 import base64
+import re
 
 import openai
 import pytest
@@ -74,6 +75,15 @@ def test_the_sdk(server):
         plain = sdk.embeddings.create(model="tiny", input=["a", "bcd"], encoding_format="float")
     assert [one.embedding for one in found.data] == [pytest.approx(one.embedding) for one in plain.data]
     assert found.usage.prompt_tokens == 6
+
+
+def test_prompts_are_counted(server):
+    def counted():
+        return float(re.search(r"^atlas_prompt_tokens_total (\S+)$", server.http.get("/metrics").text, re.MULTILINE)[1])
+
+    before = counted()
+    embed(server, input=[[5], [6, 7]])
+    assert counted() == before + 3
 
 
 def test_many_inputs_take_turns(server):

@@ -54,6 +54,8 @@ class Embeddings:
             vectors = await while_connected(
                 request.receive, _all(embedder, prompts, service.engine.info.max_batch_size)
             )
+        for prompt in prompts:
+            shared.metrics.finished("stop", len(prompt), 0)
         write = list if asked.encoding_format == "float" else _base64
         size = asked.dimensions or embedder.size
         return json_response(
