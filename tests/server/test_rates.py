@@ -1,8 +1,13 @@
+import asyncio
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from atlas_core.server.auth import RateGuard
+from atlas_core.server.boundary import Record, record_of
 from atlas_core.server.rates import MOST_CLIENTS, RateLimiter, Rates
+from atlas_core.server.routes import RouteTable
 
 
 def test_a_burst_then_the_rate():
@@ -105,3 +110,25 @@ def test_without_keys_an_address_is_a_client(serve):
 
 def test_without_limits_there_are_no_headers(serve):
     assert not [name for name in serve().chat().headers if name.startswith("x-ratelimit")]
+
+
+def test_tokens_are_counted_before_the_client_has_its_answer():
+    limiter, left = RateLimiter(Rates(tokens=60)), []
+
+    async def app(scope, receive, send):
+        record = record_of(scope)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        record.prompt_tokens = 20
+        await send({"type": "http.response.body", "body": b"a", "more_body": True})
+        record.completion_tokens = 5
+        await send({"type": "http.response.body", "body": b"b"})
+
+    async def send(message):
+        left.append(limiter.admit("here", 0).headers["x-ratelimit-remaining-tokens"])
+
+    guard = RateGuard(app, limiter, RouteTable([]), lambda: 0.0)
+    record = Record(id="1", method="POST", path="/v1/completions")
+    scope = {"type": "http", "path": record.path, "client": ("here", 1), "state": {"record": record}}
+    asyncio.run(guard(scope, None, send))
+    assert left == ["60", "60", "35"]
+    assert limiter.admit("here", 0).headers["x-ratelimit-remaining-tokens"] == "35"

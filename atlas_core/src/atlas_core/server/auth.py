@@ -4,7 +4,7 @@ from collections.abc import Callable
 from ipaddress import IPv6Address, ip_address
 
 from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from atlas_core.server.boundary import record_of
 from atlas_core.server.keys import Key, KeyRing
@@ -83,11 +83,25 @@ class RateGuard:
         def charge(tokens: int) -> None:
             self._limiter.charge(client, tokens, self._clock())
 
+        charged = 0
+
+        def settle() -> None:
+            nonlocal charged
+            due = record.prompt_tokens + record.completion_tokens
+            charge(due - charged)
+            charged = due
+
+        async def settled(message: Message) -> None:
+            # Before the client knows that it has its answer: its next request may be here before the application returns.
+            if message["type"] == "http.response.body" and not message.get("more_body"):
+                settle()
+            await send(message)
+
         scope["state"]["charge"] = charge
         try:
-            await self._app(scope, receive, send)
+            await self._app(scope, receive, settled)
         finally:
-            charge(record.prompt_tokens + record.completion_tokens)
+            settle()
 
 
 def _address(scope: Scope) -> str:
