@@ -10,7 +10,7 @@ from atlas_core.vocab.kernel import Arg, Geometry, LaunchAttrs
 
 TOKENS, DEPTH = 64, 64
 """Tokens of a tile, and summed elements of a stage."""
-THREADS = 160
+THREADS = 192
 SHARED = 226 * 1024
 """Dynamic shared memory of a block: what sm_90 has (CUDA programming guide, compute capabilities) but for the static part."""
 _MAX_STAGES = 16

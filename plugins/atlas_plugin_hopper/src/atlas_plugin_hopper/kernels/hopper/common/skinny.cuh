@@ -2,22 +2,19 @@
 // brings both in boxes of 64 summed elements (128 bytes, swizzled), a warpgroup multiplies them by wgmma, tokens being
 // its left operand, so that a tile may have any number of weight rows that shares them out evenly.
 //
-// One thread asks for copies and fills the ring with weights before the predecessor has ended. Where tiles are fewer
-// than processors, the blocks of a cluster share out the summed dimension of a tile: each pushes its sums to the blocks
-// that store them, equal runs of tokens each.
+// One thread asks for copies and fills the ring with weights before the predecessor has ended; a warp of its own looks
+// up meanwhile what the stores will need. Where tiles are fewer than processors, the blocks of a cluster share out the
+// summed dimension of a tile: each pushes its sums to the blocks that store them, equal runs of tokens each.
 #pragma once
-#include <cooperative_groups.h>
-
-#include <utility>
-
 #include "tma.cuh"
 
 namespace atlas {
 
 constexpr int SKINNY_TOKENS = 64, SKINNY_DEPTH = 64, ROW_BYTES = 2 * SKINNY_DEPTH;
-constexpr int SKINNY_THREADS = WARPGROUP + WARP;
+constexpr int SKINNY_THREADS = WARPGROUP + 2 * WARP;
 constexpr int X_BYTES = SKINNY_TOKENS * ROW_BYTES;
 constexpr int MAX_STAGES = 16;
+constexpr int STORES = 1, PREPARED = 2;  // barriers of the processor: of the threads that store, and with who prepares
 constexpr int AHEAD = 4;  // vectors of a thread whose Ahead is asked for before the sums are there
 
 // A box of four dimensions (copy_tile has two): both halves of some pairs of one head's dimensions.
@@ -66,45 +63,73 @@ constexpr int STAGE_BYTES = X_BYTES + ROWS * ROW_BYTES;
 template <int ROWS>
 constexpr int PARTS_BYTES = SKINNY_TOKENS * (ROWS + 8) * 4;
 
-// What the blocks of a cluster push to the one that stores: sums of its tokens, by the block they come from.
+// Sums of the tokens that a block stores: its own, and those that the other block of the cluster sends it.
 template <int ROWS>
 struct Parts {
     static constexpr int STRIDE = ROWS + 8;  // floats: neighbouring tokens are apart by a quarter of the banks
     const float* sums;
-    int splits, tokens;  // tokens that this block stores
+    int sent;  // floats from a sum to what was sent for it; 0 where nothing is
 
-    // Columns [column, column + 4) of one of them.
+    // Columns [column, column + 4) of one token.
     __device__ float4 of(int token, int column) const {
-        float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        for (int s = 0; s < splits; ++s) {
-            const float* from = sums + (s * tokens + token) * STRIDE + column;
-            const float4 part = *reinterpret_cast<const float4*>(from);
-            sum.x += part.x;
-            sum.y += part.y;
-            sum.z += part.z;
-            sum.w += part.w;
+        const float* from = sums + token * STRIDE + column;
+        float4 sum = *reinterpret_cast<const float4*>(from);
+        if (sent) {
+            const float4 other = *reinterpret_cast<const float4*>(from + sent);
+            sum.x += other.x;
+            sum.y += other.y;
+            sum.z += other.z;
+            sum.w += other.w;
         }
         return sum;
     }
 };
 
+// Two floats into the shared memory of another block of the cluster, announced at a barrier of that block.
+__device__ inline void send(uint32_t to, float a, float b, uint32_t barrier) {
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];"
+                 ::"r"(to), "f"(a), "f"(b), "r"(barrier) : "memory");
+}
+
+// The same place in the shared memory of another block of the cluster.
+__device__ inline uint32_t place_in(uint32_t address, int block) {
+    uint32_t there;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(block));
+    return there;
+}
+
+__device__ inline void begin_in_cluster() { asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory"); }
+__device__ inline void all_have_begun() { asm volatile("barrier.cluster.wait;" ::: "memory"); }
+
+// Where the next stage of a block's tiles is: counters, since divisions took longer than the copies they led to.
+struct Cursor {
+    int tile, step;
+
+    __device__ int column(int first) const { return (first + step) * SKINNY_DEPTH; }
+    __device__ void advance(int steps) {
+        if (++step == steps) step = 0, tile += gridDim.x;
+    }
+};
+
 // Weights: (tile, column, target, barrier) → void, asks for ROWS rows of 128 bytes.
-// Prepare: () → void, before the predecessor has ended, in the threads that store; Begin: the same behind it.
+// Prepare: (lane) → void, in one warp, before the predecessor has ended; Begin: the same behind it. Both fill shared
+//          memory that only Store reads.
 // Vectors: of a token in a tile, each finished by one thread.
 // Ahead:   (tile, token, vector) → any value that Store will want, behind the predecessor.
 // Store:   (tile, token, vector, four, ahead) → void; four(column) has the sums of columns [column, column + 4).
 //          Tokens are all below `live`.
-// The ring has `stages` stages; the sums lie behind it, or in it where nothing can overlap.
+// The ring has `stages` stages; the sums lie behind it, or in it where nothing can overlap. A cluster, of two blocks,
+// has one tile.
 template <int ROWS, int VECTORS, class Weights, class Prepare, class Begin, class Ahead, class Store>
 __device__ inline void skinny(const CUtensorMap* x, int live, int tiles, int width, int stages, unsigned char* shared,
                               Weights weights, Prepare prepare, Begin begin, Ahead ahead, Store store) {
     constexpr int STAGE = STAGE_BYTES<ROWS>, STRIDE = Parts<ROWS>::STRIDE;
-    __shared__ __align__(8) uint64_t barriers[2 * MAX_STAGES];
-    cooperative_groups::cluster_group cluster = cooperative_groups::this_cluster();
+    __shared__ __align__(8) uint64_t barriers[2 * MAX_STAGES + 1];
     const int splits = gridDim.y, split = blockIdx.y;
     const int all_steps = (width + SKINNY_DEPTH - 1) / SKINNY_DEPTH, each = (all_steps + splits - 1) / splits;
-    const int first = split * each, steps = max(0, min(each, all_steps - first));
+    const int first = split * each, steps = max(0, min(each, all_steps - first)), tokens = SKINNY_TOKENS / splits;
     const uint32_t ring = shared_address(shared), full = shared_address(barriers), empty = full + 8 * MAX_STAGES;
+    const uint32_t received = empty + 8 * MAX_STAGES;
     const bool single = tiles <= static_cast<int>(gridDim.x);
     float* sums = reinterpret_cast<float*>(single && splits == 1 ? shared : shared + stages * STAGE);
     if (threadIdx.x == 0) {
@@ -112,57 +137,59 @@ __device__ inline void skinny(const CUtensorMap* x, int live, int tiles, int wid
             barrier_init(full + 8 * s, 1);
             barrier_init(empty + 8 * s, WARPGROUP / WARP);
         }
+        barrier_init(received, 1);
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+        barrier_expect(received, tokens * ROWS * 4);
     }
     __syncthreads();
-    cooperative_groups::cluster_group::arrival_token begun;
-    if (splits > 1) begun = cluster.barrier_arrive();
+    if (splits > 1) begin_in_cluster();
 
+    if (threadIdx.x >= WARPGROUP + WARP) {
+        const int lane = threadIdx.x % WARP;
+        prepare(lane);
+        admit_successor();
+        wait_for_predecessor();
+        begin(lane);
+        named_arrive(PREPARED, WARPGROUP + WARP);
+        if (splits > 1) all_have_begun();
+        return;
+    }
     if (threadIdx.x >= WARPGROUP) {
-        const bool chosen = threadIdx.x == WARPGROUP;
-        const int mine = (tiles - static_cast<int>(blockIdx.x) + gridDim.x - 1) / gridDim.x;
-        const int total = mine * steps, early = min(stages, total);
-        auto column_of = [&](int step) { return (first + step % steps) * SKINNY_DEPTH; };
-        auto stage_weights = [&](int step, int stage) {
-            barrier_expect(full + 8 * stage, STAGE);
-            const int tile = blockIdx.x + step / steps * gridDim.x;
-            weights(tile, column_of(step), ring + stage * STAGE + X_BYTES, full + 8 * stage);
-        };
-        auto stage_x = [&](int step, int stage) {
-            copy_tile(ring + stage * STAGE, x, column_of(step), 0, full + 8 * stage);
-        };
-        if (chosen) {
-            for (int step = 0; step < early; ++step) stage_weights(step, step);
+        if (threadIdx.x == WARPGROUP) {
+            const int mine = (tiles - static_cast<int>(blockIdx.x) + gridDim.x - 1) / gridDim.x;
+            const int total = mine * steps, early = min(stages, total);
+            Cursor next{static_cast<int>(blockIdx.x), 0}, next_x = next;
+            auto stage_weights = [&](int stage) {
+                barrier_expect(full + 8 * stage, STAGE);
+                weights(next.tile, next.column(first), ring + stage * STAGE + X_BYTES, full + 8 * stage);
+                next.advance(steps);
+            };
+            auto stage_x = [&](int stage) {
+                copy_tile(ring + stage * STAGE, x, next_x.column(first), 0, full + 8 * stage);
+                next_x.advance(steps);
+            };
+            for (int stage = 0; stage < early; ++stage) stage_weights(stage);
             admit_successor();
             wait_for_predecessor();
             asm volatile("fence.proxy.async;" ::: "memory");
-        }
-        __syncwarp();
-        // Nobody sends into the shared memory of a block that has not begun.
-        if (splits > 1) cluster.barrier_wait(std::move(begun));
-        if (chosen) {
-            for (int step = 0; step < early; ++step) stage_x(step, step);
+            for (int stage = 0; stage < early; ++stage) stage_x(stage);
             for (int step = early, stage = 0, parity = 0; step < total; ++step) {
                 barrier_wait(empty + 8 * stage, parity);
-                stage_weights(step, stage);
-                stage_x(step, stage);
+                stage_weights(stage);
+                stage_x(stage);
                 if (++stage == stages) stage = 0, parity ^= 1;
             }
         }
         __syncwarp();
-        // Nor does a block leave to which others still send.
-        if (splits > 1) cluster.sync();
+        if (splits > 1) all_have_begun();
         return;
     }
 
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     admit_successor();
-    prepare();
     wait_for_predecessor();
-    begin();
-    if (splits > 1) cluster.barrier_wait(std::move(begun));
-    const int tokens = SKINNY_TOKENS / splits;
-    const Parts<ROWS> parts{sums, splits, tokens};
+    const Parts<ROWS> parts{sums, splits > 1 ? tokens * STRIDE : 0};
     int stage = 0, parity = 0;
     for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
         float acc[ROWS / 8][4] = {};
@@ -188,20 +215,26 @@ __device__ inline void skinny(const CUtensorMap* x, int live, int tiles, int wid
             }
         };
         look(0);
-        // Not over what others still read.
-        if (splits == 1) asm volatile("bar.sync 1, 128;" ::: "memory");
+        if (splits > 1) all_have_begun();
+        else named_wait(STORES, WARPGROUP);  // not over what others still read
+        if (tile == static_cast<int>(blockIdx.x)) named_wait(PREPARED, WARPGROUP + WARP);
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            const int token = warp * 16 + lane / 4 + half * 8;
-            float* to = sums + (split * tokens + token % tokens) * STRIDE + lane % 4 * 2;
-            if (splits > 1) to = cluster.map_shared_rank(to, token / tokens);
+            const int token = warp * 16 + lane / 4 + half * 8, at = token % tokens * STRIDE + lane % 4 * 2;
+            if (token / tokens == split) {
 #pragma unroll
-            for (int j = 0; j < ROWS / 8; ++j) {
-                *reinterpret_cast<float2*>(to + j * 8) = make_float2(acc[j][2 * half], acc[j][2 * half + 1]);
+                for (int j = 0; j < ROWS / 8; ++j) {
+                    *reinterpret_cast<float2*>(sums + at + j * 8) = make_float2(acc[j][2 * half], acc[j][2 * half + 1]);
+                }
+            } else {
+                const uint32_t to = place_in(shared_address(sums + tokens * STRIDE + at), token / tokens);
+                const uint32_t barrier = place_in(received, token / tokens);
+#pragma unroll
+                for (int j = 0; j < ROWS / 8; ++j) send(to + j * 32, acc[j][2 * half], acc[j][2 * half + 1], barrier);
             }
         }
-        if (splits > 1) cluster.sync();
-        else asm volatile("bar.sync 1, 128;" ::: "memory");
+        named_wait(STORES, WARPGROUP);
+        if (splits > 1) barrier_wait(received, 0);
         for (int start = 0; start < tokens * VECTORS; start += AHEAD * WARPGROUP) {
             if (start > 0) look(start);
 #pragma unroll
@@ -215,16 +248,16 @@ __device__ inline void skinny(const CUtensorMap* x, int live, int tiles, int wid
 }
 
 // Of tokens whose norm is left to who multiplies them: 1 / sqrt(mean(x²) + eps), from sums of squares over parts of a
-// row, [SKINNY_TOKENS][parts]; 1 where there are none. One pair of threads a token; a barrier has to follow.
-__device__ inline void norm_factors(const float* squares, int parts, int width, float eps, float* factors) {
-    const int token = threadIdx.x / 2;
-    float sum = 0.0f;
-    if (squares) {
-#pragma unroll 8
-        for (int part = threadIdx.x % 2; part < parts; part += 2) sum += squares[token * parts + part];
+// row, [SKINNY_TOKENS][parts]; 1 where there are none. One warp.
+__device__ inline void norm_factors(int lane, const float* squares, int parts, int width, float eps, float* factors) {
+    for (int token = lane; token < SKINNY_TOKENS; token += WARP) {
+        float sum = 0.0f;
+        if (squares) {
+#pragma unroll 16
+            for (int part = 0; part < parts; ++part) sum += squares[token * parts + part];
+        }
+        factors[token] = squares ? rsqrtf(sum / static_cast<float>(width) + eps) : 1.0f;
     }
-    sum += __shfl_xor_sync(~0u, sum, 1);
-    if (threadIdx.x % 2 == 0) factors[token] = squares ? rsqrtf(sum / static_cast<float>(width) + eps) : 1.0f;
 }
 
 // 4 neighbours of a vector of weights.

@@ -34,7 +34,7 @@ skinny_linear(const int32_t* counts, int32_t live_word, const __grid_constant__ 
         [&](int tile, int column, uint32_t target, uint32_t barrier) {
             copy_tile(target, &weight, column, tile * SKINNY_ROWS, barrier);
         },
-        [] {}, [] {},
+        [](int) {}, [](int) {},
         [&](int tile, int token, int vector) {
             Found found = {};
             if (!exists(tile, vector)) return found;

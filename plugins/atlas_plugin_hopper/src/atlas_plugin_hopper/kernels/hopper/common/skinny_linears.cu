@@ -49,7 +49,7 @@ skinny_linears(const int32_t* counts, int32_t live_word, const __grid_constant__
             const CUtensorMap* map = at.matrix == 0 ? &weight_0 : at.matrix == 1 ? &weight_1 : at.matrix == 2 ? &weight_2 : &weight_3;
             copy_tile(target, map, column, at.row, barrier);
         },
-        [] {}, [] {}, [](int, int, int) { return 0; },
+        [](int) {}, [](int) {}, [](int, int, int) { return 0; },
         [&](int tile, int token, int vector, auto four, int) {
             const Place at = locate(tile);
             const int own = at.matrix == 0 ? rows_0 : at.matrix == 1 ? rows_1 : at.matrix == 2 ? rows_2 : rows_3;

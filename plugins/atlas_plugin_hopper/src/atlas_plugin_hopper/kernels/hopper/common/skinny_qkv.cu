@@ -41,38 +41,59 @@ skinny_qkv(const int32_t* counts, const __grid_constant__ CUtensorMap x, const _
     };
     const int groups = groups_each * (q_heads + 2 * kv_heads);
     const int tokens = SKINNY_TOKENS / gridDim.y, first = blockIdx.y * tokens;
-    // Sine and cosine, [tokens][TURNS], behind the sums. A block has one tile.
+    // A block has one tile.
+    Group mine[GROUPS];
+#pragma unroll
+    for (int g = 0; g < GROUPS; ++g) mine[g] = locate(blockIdx.x * GROUPS + g);
+    // Sine and cosine, [tokens][TURNS], behind the sums.
     float2* turn = reinterpret_cast<float2*>(shared + stages * STAGE_BYTES<SKINNY_ROWS> + PARTS_BYTES<SKINNY_ROWS>);
     skinny<SKINNY_ROWS, PAIRS / 4 * GROUPS>(
         &x, live, (groups + GROUPS - 1) / GROUPS, width, stages, shared,
-        [&](int tile, int column, uint32_t target, uint32_t barrier) {
+        [&](int, int column, uint32_t target, uint32_t barrier) {
 #pragma unroll
             for (int g = 0; g < GROUPS; ++g) {
-                const Group at = locate(tile * GROUPS + g);
-                const CUtensorMap* map = at.kind == 0 ? &q_weight : at.kind == 1 ? &k_weight : &v_weight;
-                copy_pairs(target + g * 2 * PAIRS * ROW_BYTES, map, column, at.pair, at.head, barrier);
+                const CUtensorMap* map = mine[g].kind == 0 ? &q_weight : mine[g].kind == 1 ? &k_weight : &v_weight;
+                copy_pairs(target + g * 2 * PAIRS * ROW_BYTES, map, column, mine[g].pair, mine[g].head, barrier);
             }
         },
-        [&] {
-            // What the last stores need, long before: where each of this block's tokens goes and how it is rotated.
-            if (threadIdx.x < tokens && first + threadIdx.x < live) {
-                const int token = first + threadIdx.x, position = positions[token];
+        [&](int lane) {
+            // Where each of this block's tokens goes and how it is rotated. Positions stay in the lanes, so that nothing
+            // waits for memory between two rotations.
+            constexpr int ROUNDS = SKINNY_TOKENS / WARP;
+            int position[ROUNDS] = {};
+#pragma unroll
+            for (int r = 0; r < ROUNDS; ++r) {
+                const int mine = r * WARP + lane, token = first + mine;
+                if (mine >= tokens || token >= live) continue;
+                position[r] = positions[token];
                 const int64_t slot = static_cast<int64_t>(row_slot[token_row[token]]) * slot_stride;
-                const int64_t page = slots[slot + table_offset + position / page_tokens];
-                place[threadIdx.x] = page_element(page, 0, 0, position % page_tokens, kv_heads, page_tokens, head_dim);
+                const int64_t page = slots[slot + table_offset + position[r] / page_tokens];
+                place[mine] = page_element(page, 0, 0, position[r] % page_tokens, kv_heads, page_tokens, head_dim);
             }
-            for (int e = threadIdx.x; e < tokens * GROUPS * PAIRS; e += WARPGROUP) {
-                const int token = e / (GROUPS * PAIRS), g = e / PAIRS % GROUPS, pair = e % PAIRS;
-                const Group at = locate(blockIdx.x * GROUPS + g);
-                if (first + token >= live || at.kind > 1) continue;
-                float2& by = turn[token * TURNS + g * PAIRS + pair];
-                rotation(positions[first + token], inv_freq[at.pair + pair], rope_scale, by.x, by.y);
+#pragma unroll
+            for (int g = 0; g < GROUPS; ++g) {
+                if (mine[g].kind > 1) continue;
+                const int pair = lane % PAIRS;
+                const float frequency = inv_freq[mine[g].pair + pair];
+#pragma unroll
+                for (int r = 0; r < ROUNDS; ++r) {
+#pragma unroll 4
+                    for (int i = 0; i < WARP; i += WARP / PAIRS) {
+                        const int from = i + lane / PAIRS, mine = r * WARP + from;
+                        const int where = __shfl_sync(~0u, position[r], from);
+                        if (mine >= tokens || first + mine >= live) continue;
+                        float2& by = turn[mine * TURNS + g * PAIRS + pair];
+                        rotation(where, frequency, rope_scale, by.x, by.y);
+                    }
+                }
             }
         },
-        [&] { norm_factors(squares, parts, width, eps, factors); }, [](int, int, int) { return 0; },
-        [&](int tile, int token, int vector, auto four, int) {
+        [&](int lane) { norm_factors(lane, squares, parts, width, eps, factors); }, [](int, int, int) { return 0; },
+        [&](int, int token, int vector, auto four, int) {
             const int g = vector / (PAIRS / 4), pair = vector % (PAIRS / 4) * 4;
-            const Group at = locate(tile * GROUPS + g);
+            Group at = mine[0];
+#pragma unroll
+            for (int other = 1; other < GROUPS; ++other) at = g == other ? mine[other] : at;
             if (at.kind > 2) return;
             const float4 low4 = four(g * 2 * PAIRS + pair), high4 = four(g * 2 * PAIRS + PAIRS + pair);
             float low[4] = {low4.x, low4.y, low4.z, low4.w}, high[4] = {high4.x, high4.y, high4.z, high4.w};
