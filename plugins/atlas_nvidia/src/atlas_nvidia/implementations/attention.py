@@ -180,7 +180,7 @@ class Decode(Attention):
         """Bytes of the kernel's struct Shared: stages of keys and values (later sums of warps), queries, sums of blocks."""
         dim, group = self.head_dim, self.group
         ring = max(warps * stages * 2 * KEY_TILE * dim * 2, 4 * warps * group * dim)
-        return ring + 4 * (4 * dim + warps * KEY_TILE * 8 + 3 * warps * 8 + 16 * MAX_SPLITS + group * dim)
+        return ring + 4 * (4 * dim + 2 * warps * 8 + 16 * MAX_SPLITS + group * dim)
 
 
 def best_group(heads: int, groups: Sequence[int]) -> int:

@@ -1,6 +1,6 @@
 // What one warp does with 16 keys and values of one key head for up to GROUP query heads (flash decoding; Dao et al.,
-// 2023). Scores are tensor-core products with keys as the left matrix (the summed dimension is permuted as in gemv.cuh).
-// Each lane copies the keys and values that it will use itself to shared memory.
+// 2023). Both products run on tensor cores: scores with heads as rows, so that what a lane holds of them is, rounded to the
+// element type, what it holds of the right operand of the second, whose left one is values turned by ldmatrix.
 #pragma once
 #include "device.cuh"
 
@@ -18,13 +18,14 @@ constexpr int CHUNKS = HEAD_DIM / 32;     // of the summed dimension, 16 bytes a
 constexpr int LANES = HEAD_DIM / 8;       // lanes that hold one value vector
 constexpr int AT_ONCE = WARP / LANES;     // tokens of values that one load of a warp brings
 constexpr int LOADS = KEYS / AT_ONCE;
-constexpr int TILE_BYTES = 2 * KEYS * HEAD_DIM * 2;  // 16 bytes a lane and load: keys g, keys g + 8, values
+constexpr int ROW = 2 * HEAD_DIM;         // bytes of a token's values
+constexpr int VALUES = KEYS * ROW;        // where they begin in a tile, behind 16 bytes a lane and load: keys g, keys g + 8
+constexpr int TILE_BYTES = 2 * VALUES;
 
-// Room of one warp: exp2(score - running maximum), and by what the sums so far are to be multiplied.
-struct TileWeights {
-    float weight[KEYS][8];
-    float rescale[8];
-};
+// Where 8 elements of a token's values lie in its row, so that ldmatrix finds those of 8 tokens in different banks.
+__device__ inline int value_piece(int token, int piece) {
+    return piece ^ (LANES >= 8 ? token & 7 : token / 2 % LANES);
+}
 
 // Asks for the tile that begins at `key`; `keys` and `values` point to it in its page. Places of the page that hold no
 // token yet may hold anything, and 0 · NaN is no 0: values outside [first, length) become zeros.
@@ -37,71 +38,71 @@ __device__ inline void fetch_tile(unsigned char* tile, const uint16_t* keys, con
         copy_async(to, keys + group * HEAD_DIM + c * 32 + place * 8, true);
         copy_async(to + 512, keys + (group + 8) * HEAD_DIM + c * 32 + place * 8, true);
     }
+    to = shared_address(tile) + VALUES;
 #pragma unroll
-    for (int i = 0; i < LOADS; ++i, to += 512) {
-        const int at = i * AT_ONCE + lane / LANES;
-        copy_async(to, values + at * HEAD_DIM + lane % LANES * 8, key + at >= first && key + at < length);
+    for (int i = 0; i < LOADS; ++i) {
+        const int at = i * AT_ONCE + lane / LANES, piece = lane % LANES;
+        copy_async(to + at * ROW + value_piece(at, piece) * 16, values + at * HEAD_DIM + piece * 8,
+                   key + at >= first && key + at < length);
     }
 }
 
-// What a lane has found so far: of heads 2 * place and 2 * place + 1 the maximum and the sum of its keys' weights, of
-// all heads 8 elements of the weighted values of its tokens.
+// What a lane has found so far: of head `group` the maximum and the sum of its keys' weights; of heads 2 * place and
+// 2 * place + 1 weighted values, of dimensions 16 i + group (the first two) and 16 i + group + 8.
 struct Found {
-    float top[2] = {-INFINITY, -INFINITY}, total[2] = {};
-    float out[GROUP][8] = {};
+    float top = -INFINITY, total = 0.0f;
+    float out[HEAD_DIM / 16][4] = {};
 
-    // query(c) is the lane's part of chunk c: head `group`, elements 32 c + 8 place onwards.
+    // query(c) is the lane's part of chunk c: head `group`, elements 32 c + 8 place onwards; the summed dimension is permuted
+    // as in gemv.cuh.
     template <class Query>
-    __device__ void add(const unsigned char* raw, TileWeights& room, int key, int first, int length, float scale,
-                        Query query) {
-        const int lane = threadIdx.x % WARP, group = lane / 4, place = lane % 4;
+    __device__ void add(const unsigned char* raw, int key, int first, int length, float scale, Query query) {
+        const int lane = threadIdx.x % WARP, place = lane % 4;
+        __syncwarp();  // lanes read what others have copied
         const uint4* tile = reinterpret_cast<const uint4*>(raw) + lane;
-        float score[4] = {};  // of keys group and group + 8 with heads 2 * place and 2 * place + 1
+        float score[2][4] = {};  // of keys 2 * place, 2 * place + 1, and those 8 further on; rows 8 and above are no heads
 #pragma unroll
         for (int c = 0; c < CHUNKS; ++c) {
             const uint4 q = query(c), upper = tile[2 * c * WARP], lower = tile[(2 * c + 1) * WARP];
-            mma(score, upper.x, lower.x, upper.y, lower.y, q.x, q.y);
-            mma(score, upper.z, lower.z, upper.w, lower.w, q.z, q.w);
+            mma(score[0], q.x, 0, q.y, 0, upper.x, upper.y);
+            mma(score[1], q.x, 0, q.y, 0, lower.x, lower.y);
+            mma(score[0], q.z, 0, q.w, 0, upper.z, upper.w);
+            mma(score[1], q.z, 0, q.w, 0, lower.z, lower.w);
         }
+        float best = top;
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            const int at = key + group + i / 2 * 8;
-            score[i] = at >= first && at < length ? score[i] * (scale * LOG2E) : -INFINITY;
+            float& each = score[i / 2][i % 2];
+            const int at = key + i / 2 * 8 + 2 * place + i % 2;
+            each = at >= first && at < length ? each * (scale * LOG2E) : -INFINITY;
+            best = fmaxf(best, each);
         }
+        best = fmaxf(best, __shfl_xor_sync(~0u, best, 1));
+        best = fmaxf(best, __shfl_xor_sync(~0u, best, 2));
+        const float against = best == -INFINITY ? 0.0f : best, rescale = exp2f(top - against);
+        float weight[4];
 #pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            float best = fmaxf(score[h], score[h + 2]);
+        for (int i = 0; i < 4; ++i) weight[i] = exp2f(score[i / 2][i % 2] - against);
+        total = total * rescale + (weight[0] + weight[1]) + (weight[2] + weight[3]);
+        top = best;
+        if (__any_sync(~0u, rescale != 1.0f)) {
+            const float even = __shfl_sync(~0u, rescale, 8 * place), odd = __shfl_sync(~0u, rescale, 8 * place + 4);
 #pragma unroll
-            for (int distance = 4; distance < WARP; distance *= 2) {
-                best = fmaxf(best, __shfl_xor_sync(~0u, best, distance));
+            for (int i = 0; i < HEAD_DIM / 16; ++i) {
+                out[i][0] *= even;
+                out[i][1] *= odd;
+                out[i][2] *= even;
+                out[i][3] *= odd;
             }
-            best = fmaxf(best, top[h]);
-            const float against = best == -INFINITY ? 0.0f : best;
-            const float rescale = exp2f(top[h] - against);
-            const float p0 = exp2f(score[h] - against), p1 = exp2f(score[h + 2] - against);
-            total[h] = total[h] * rescale + p0 + p1;
-            top[h] = best;
-            room.weight[group][2 * place + h] = p0;
-            room.weight[group + 8][2 * place + h] = p1;
-            if (group == 0) room.rescale[2 * place + h] = rescale;
         }
-        __syncwarp();
+        const uint32_t near = pack(weight[0], weight[1]), far = pack(weight[2], weight[3]);
+        const int token = lane / 16 * 8 + lane % 8;
+        const uint32_t row = shared_address(raw) + VALUES + token * ROW;
 #pragma unroll
-        for (int h = 0; h < GROUP; ++h) {
-            const float rescale = room.rescale[h];
-#pragma unroll
-            for (int d = 0; d < 8; ++d) out[h][d] *= rescale;
-        }
-#pragma unroll
-        for (int i = 0; i < LOADS; ++i) {
-            float v[8];
-            unpack(tile[(2 * CHUNKS + i) * WARP], v);
-#pragma unroll
-            for (int h = 0; h < GROUP; ++h) {
-                const float p = room.weight[i * AT_ONCE + lane / LANES][h];
-#pragma unroll
-                for (int d = 0; d < 8; ++d) out[h][d] += p * v[d];
-            }
+        for (int i = 0; i < HEAD_DIM / 16; ++i) {
+            uint32_t values[4];
+            load_matrix_transposed(values, row + value_piece(token, 2 * i + lane / 8 % 2) * 16);
+            mma(out[i], values[0], values[1], values[2], values[3], near, far);
         }
         __syncwarp();
     }
@@ -109,29 +110,18 @@ struct Found {
     // Of the lanes of the warp: maxima and sums by head, and the values, [GROUP][HEAD_DIM].
     __device__ void gather(float* tops, float* totals, float* part) {
         const int lane = threadIdx.x % WARP, group = lane / 4, place = lane % 4;
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-#pragma unroll
-            for (int distance = 4; distance < WARP; distance *= 2) {
-                total[h] += __shfl_xor_sync(~0u, total[h], distance);
-            }
-            if (group == 0) {
-                tops[2 * place + h] = top[h];
-                totals[2 * place + h] = total[h];
-            }
+        total += __shfl_xor_sync(~0u, total, 1);
+        total += __shfl_xor_sync(~0u, total, 2);
+        if (place == 0) {
+            tops[group] = top;
+            totals[group] = total;
         }
 #pragma unroll
-        for (int h = 0; h < GROUP; ++h) {
+        for (int i = 0; i < HEAD_DIM / 16; ++i) {
 #pragma unroll
-            for (int d = 0; d < 8; ++d) {
-#pragma unroll
-                for (int distance = LANES; distance < WARP; distance *= 2) {
-                    out[h][d] += __shfl_xor_sync(~0u, out[h][d], distance);
-                }
-            }
-            if (lane < LANES) {
-#pragma unroll
-                for (int d = 0; d < 8; ++d) part[h * HEAD_DIM + lane * 8 + d] = out[h][d];
+            for (int j = 0; j < 4; ++j) {
+                const int head = 2 * place + j % 2;
+                if (head < GROUP) part[head * HEAD_DIM + 16 * i + group + j / 2 * 8] = out[i][j];
             }
         }
     }

@@ -30,7 +30,6 @@ struct Shared {
         float part[WARPS][GROUP][HEAD_DIM];  // when the ring is empty
     };
     uint4 query[CHUNKS][WARP];  // as the lanes of every warp want it
-    TileWeights weights[WARPS];
     float top[WARPS][8], total[WARPS][8];
     // Written by all blocks of the cluster: tops and totals, and sums of the elements that this block stores.
     float tops[MAX_SPLITS][8], totals[MAX_SPLITS][8];
@@ -103,7 +102,7 @@ paged_decode(const int32_t* counts, const uint16_t* q, const int32_t* cu_q, cons
         // Where the tile lies that is fetched into this place behind the products.
         const int next = key + STAGES * stride, page = next < length ? page_of(next) : 0;
         wait_copies<STAGES - 1>();
-        found.add(shared.ring[warp][stage], shared.weights[warp], key, first, length, scale,
+        found.add(shared.ring[warp][stage], key, first, length, scale,
                   [&](int c) { return shared.query[c][lane]; });
         if (next < length) fetch(next, stage, page);
         commit_copies();
