@@ -13,7 +13,7 @@ TOKENS, DEPTH = 64, 64
 THREADS = 192
 SHARED = 226 * 1024
 """Dynamic shared memory of a block: what sm_90 has (CUDA programming guide, compute capabilities) but for the static part."""
-_MAX_STAGES = 16
+_MAX_STAGES = 14
 _X_ROWS = 32
 """What the tokens of a tile cost a block, in weight rows: they come from the L2 cache."""
 

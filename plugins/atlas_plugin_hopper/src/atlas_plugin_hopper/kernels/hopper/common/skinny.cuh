@@ -13,7 +13,7 @@ namespace atlas {
 constexpr int SKINNY_TOKENS = 64, SKINNY_DEPTH = 64, ROW_BYTES = 2 * SKINNY_DEPTH;
 constexpr int SKINNY_THREADS = WARPGROUP + 2 * WARP;
 constexpr int X_BYTES = SKINNY_TOKENS * ROW_BYTES;
-constexpr int MAX_STAGES = 16;
+constexpr int MAX_STAGES = 14;
 constexpr int STORES = 1, PREPARED = 2;  // barriers of the processor: of the threads that store, and with who prepares
 constexpr int AHEAD = 4;  // vectors of a thread whose Ahead is asked for before the sums are there
 
@@ -111,6 +111,10 @@ struct Cursor {
     }
 };
 
+struct Nothing {
+    __device__ void operator()(int) const {}
+};
+
 // Weights: (tile, column, target, barrier) → void, asks for ROWS rows of 128 bytes.
 // Prepare: (lane) → void, in one warp, before the predecessor has ended; Begin: the same behind it. Both fill shared
 //          memory that only Store reads.
@@ -118,11 +122,13 @@ struct Cursor {
 // Ahead:   (tile, token, vector) → any value that Store will want, behind the predecessor.
 // Store:   (tile, token, vector, four, ahead) → void; four(column) has the sums of columns [column, column + 4).
 //          Tokens are all below `live`.
+// Behind:  (lane) → void, in one warp, when the last copies have been asked for.
 // The ring has `stages` stages; the sums lie behind it, or in it where nothing can overlap. A cluster, of two blocks,
 // has one tile.
-template <int ROWS, int VECTORS, class Weights, class Prepare, class Begin, class Ahead, class Store>
+template <int ROWS, int VECTORS, class Weights, class Prepare, class Begin, class Ahead, class Store, class Behind = Nothing>
 __device__ inline void skinny(const CUtensorMap* x, int live, int tiles, int width, int stages, unsigned char* shared,
-                              Weights weights, Prepare prepare, Begin begin, Ahead ahead, Store store) {
+                              Weights weights, Prepare prepare, Begin begin, Ahead ahead, Store store,
+                              Behind behind = {}) {
     constexpr int STAGE = STAGE_BYTES<ROWS>, STRIDE = Parts<ROWS>::STRIDE;
     __shared__ __align__(8) uint64_t barriers[2 * MAX_STAGES + 1];
     const int splits = gridDim.y, split = blockIdx.y;
@@ -182,6 +188,7 @@ __device__ inline void skinny(const CUtensorMap* x, int live, int tiles, int wid
             }
         }
         __syncwarp();
+        behind(threadIdx.x % WARP);
         if (splits > 1) all_have_begun();
         return;
     }
@@ -266,6 +273,11 @@ __device__ inline float4 load_four(const void* vector, int k, int type) {
     const ushort4 raw = *reinterpret_cast<const ushort4*>(static_cast<const uint16_t*>(vector) + k);
     if (type == VECTOR_F16) return make_float4(widen_f16(raw.x), widen_f16(raw.y), widen_f16(raw.z), widen_f16(raw.w));
     return make_float4(widen_bf16(raw.x), widen_bf16(raw.y), widen_bf16(raw.z), widen_bf16(raw.w));
+}
+
+// Into the L2 cache: whole 16 bytes, as all addresses and lengths of bulk copies.
+__device__ inline void prefetch(const unsigned char* from, int bytes) {
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
 }
 
 // 4 neighbours of the element type.
