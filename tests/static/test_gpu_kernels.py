@@ -54,7 +54,7 @@ EXPECTED = {
     "skinny_linears": {BOXES, ANY_WIDE, EARLY},
     "skinny_gate_up": {BOXES, ANY_WIDE, EARLY},
     "skinny_qkv": {BOXES, ANY_WIDE, EARLY},
-    "paged_decode": {COPIES, PRODUCTS},
+    "paged_decode": {COPIES, PRODUCTS, MATRICES},
     "paged_prefill": {COPIES, PRODUCTS, MATRICES},
 }
 """Opcodes that the speed of a source rests on, by its stem, with the package where it shadows: weights and keys come by asynchronous copies, products are the
