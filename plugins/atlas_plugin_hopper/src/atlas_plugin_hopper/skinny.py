@@ -22,7 +22,7 @@ from atlas_nvidia.implementations.base import (
     unbounded,
     vector_type,
 )
-from atlas_plugin_hopper.tiles import DEPTH, TOKENS, Product, Tiling
+from atlas_plugin_hopper.tiles import DEPTH, TOKENS, Product
 
 PAIRS = 16
 """Of dimensions that rotate together, in one group of rows of skinny_qkv."""
@@ -42,30 +42,6 @@ class Normed:
     address: int
     squares: int = 0
     parts: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class First:
-    """What a launch reads first: ``nbytes`` at the start of each of ``runs`` equal parts of every row of ``matrices``."""
-
-    matrices: tuple[str, ...] = ()
-    runs: int = 1
-    nbytes: int = 0
-
-    @classmethod
-    def of(cls, matrices: tuple[str, ...], tiles: Tiling, stages: int, width: int) -> "First":
-        """Of a product: as much as its ring holds, and no more than there is."""
-        return cls(matrices, tiles.splits, min(stages * DEPTH, width // tiles.splits) * 2 // 16 * 16)
-
-    def arguments(self, need: OpNeed, context: BindContext) -> list[Arg]:
-        """As skinny_linear takes them."""
-        most = 3
-        rows = [need.operands[name].shape[0] for name in self.matrices]
-        row_bytes = 2 * need.operands[self.matrices[0]].shape[1] if self.matrices else 0
-        return [
-            *addresses(context, *self.matrices), *[ptr(0)] * (most - len(rows)),
-            *(i32(n) for n in (*rows, *[0] * (most - len(rows)), row_bytes, self.runs, self.nbytes)),
-        ]  # fmt: skip
 
 
 class _Skinny(Implementation):
@@ -97,13 +73,8 @@ def _matrix(need: OpNeed, context: BindContext, name: str, box_rows: int) -> Arg
     return tensor_map(TensorMap(context.operands[name].address, shape, (box_rows, DEPTH), 2))
 
 
-def linear(
-    product: Product, need: OpNeed, context: BindContext, norm: Normed | None = None, following: First | None = None
-) -> Launch:
-    """x · weightᵀ into y, on top of ``residual`` where there is one; and what a norm behind it makes of that.
-
-    What the launch behind it reads first, ``following``, is brought to the L2 cache.
-    """
+def linear(product: Product, need: OpNeed, context: BindContext, norm: Normed | None = None) -> Launch:
+    """x · weightᵀ into y, on top of ``residual`` where there is one; and what a norm behind it makes of that."""
     tokens, (rows, width) = need.operands["x"].shape[0], need.operands["weight"].shape
     tiles = product.tiling(context.workers, rows)
     geometry, stages = product.plan(tiles, width, context.workers)
@@ -113,22 +84,15 @@ def linear(
         ptr(context.counts), live_word(need.operands["x"]), _tokens(context.operands["x"].address, (tokens, width)),
         _matrix(need, context, "weight", tiles.rows), residual, *addresses(context, "y"), *behind, i32(rows), i32(width), i32(stages),
         i32(int(need.operands["y"].dtype is DType.F32)), vector_type(need, "norm_weight") if norm else i32(0),
-        *(following or First()).arguments(need, context),
     ]  # fmt: skip
     return product.launch(context, tiles, geometry, args)
-
-
-def plan_gate_up(product: Product, need: OpNeed, workers: int) -> tuple[Tiling, Geometry, int]:
-    """Tiling, geometry and stages."""
-    rows, width = need.operands["gate_weight"].shape
-    tiles = product.tiling(workers, rows)
-    return tiles, *product.plan(tiles, width, workers)
 
 
 def gate_up(product: Product, need: OpNeed, context: BindContext, x: Normed, y: str) -> Launch:
     """SwiGLU of both products into ``y``."""
     tokens, (rows, width) = need.operands["x"].shape[0], need.operands["gate_weight"].shape
-    tiles, geometry, stages = plan_gate_up(product, need, context.workers)
+    tiles = product.tiling(context.workers, rows)
+    geometry, stages = product.plan(tiles, width, context.workers)
     weights = (_matrix(need, context, name, tiles.rows // 2) for name in ("gate_weight", "up_weight"))
     args = [
         ptr(context.counts), _tokens(x.address, (tokens, width)), *weights, ptr(x.squares), *addresses(context, y), i32(rows),
@@ -137,19 +101,13 @@ def gate_up(product: Product, need: OpNeed, context: BindContext, x: Normed, y: 
     return product.launch(context, tiles, geometry, args)
 
 
-def plan_qkv(product: Product, need: OpNeed, workers: int) -> tuple[Tiling, Geometry, int]:
-    """Tiling, geometry and stages."""
-    attrs = need.attrs
-    tiles = product.tiling(workers, (attrs["q_heads"] + 2 * attrs["kv_heads"]) * attrs["head_dim"])
-    turns = TOKENS // tiles.splits * (tiles.rows // 2 + 1) * 8
-    return tiles, *product.plan(tiles, need.operands["q_weight"].shape[1], workers, own=turns, single=True)
-
-
 def qkv(product: Product, need: OpNeed, context: BindContext, x: Normed) -> Launch:
     """Rotated queries into ``q``, rotated keys and values into pages."""
     attrs, dim = need.attrs, need.attrs["head_dim"]
     tokens, width = need.operands["x"].shape[0], need.operands["q_weight"].shape[1]
-    tiles, geometry, stages = plan_qkv(product, need, context.workers)
+    tiles = product.tiling(context.workers, (attrs["q_heads"] + 2 * attrs["kv_heads"]) * dim)
+    turns = TOKENS // tiles.splits * (tiles.rows // 2 + 1) * 8
+    geometry, stages = product.plan(tiles, width, context.workers, own=turns, single=True)
     weights = (
         # Head, half of its dimensions, pair, summed element: a box has both halves of some pairs.
         tensor_map(TensorMap(context.operands[name].address, (heads, 2, dim // 2, width), (1, 2, PAIRS, DEPTH), 2))
@@ -355,16 +313,12 @@ class _Chained(_Skinny):
         tokens, width = need.operands["y"].shape
         return -(-2 * tokens * width // 256) * 256
 
-    def read_first(self, need: OpNeed, workers: int) -> First:
-        """What the second launch reads first."""
-        raise NotImplementedError
-
     def project(self, need: OpNeed, context: BindContext) -> tuple[Launch, Normed]:
         """The first launch, and what it leaves to the second."""
         parts = self.first.tiling(context.workers, need.operands["weight"].shape[0]).tiles
         scratch = context.scratch.address
         norm = Normed(scratch, scratch + self._squares(need), parts)
-        return linear(self.first, need, context, norm, self.read_first(need, context.workers)), norm
+        return linear(self.first, need, context, norm), norm
 
 
 class LinearAddGateUp(_Chained):
@@ -380,11 +334,6 @@ class LinearAddGateUp(_Chained):
     def refusals(self, need: OpNeed) -> list[str]:
         """See Implementation."""
         return [*super().refusals(need), *other_type(need, self.element, "z")]
-
-    def read_first(self, need: OpNeed, workers: int) -> First:
-        """See _Chained."""
-        tiles, _, stages = plan_gate_up(self.second, need, workers)
-        return First.of(self.matrices[1:], tiles, stages, need.operands[self.matrices[1]].shape[1])
 
     def bind(self, need: OpNeed, context: BindContext) -> Sequence[Launch]:
         """See OpImplementation."""
@@ -411,11 +360,6 @@ class LinearAddQkv(_Chained):
     def kv_layouts(self, need: OpNeed) -> Sequence[KVLayout]:
         """See OpImplementation."""
         return (kv_layout(need, self.element),)
-
-    def read_first(self, need: OpNeed, workers: int) -> First:
-        """See _Chained."""
-        tiles, _, stages = plan_qkv(self.second, need, workers)
-        return First.of(self.matrices[1:], tiles, stages, need.operands[self.matrices[1]].shape[1])
 
     def bind(self, need: OpNeed, context: BindContext) -> Sequence[Launch]:
         """See OpImplementation."""

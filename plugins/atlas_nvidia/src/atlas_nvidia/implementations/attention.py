@@ -23,8 +23,8 @@ GROUPS: Mapping[DType, Mapping[int, tuple[int, ...]]] = {
     DType.F16: {32: (4,), 64: (4, 8), 128: (4, 8), 256: (8,)},
 }
 """Instances of paged_decode: query heads that a cluster takes at once, by type and head size."""
-MANY: Mapping[DType, Mapping[int, tuple[int, ...]]] = {DType.BF16: {128: (4, 8)}}
-"""Those of them that exist with fewer warps as well, for more blocks than the machine holds at once."""
+SHAPED: Mapping[DType, Mapping[int, tuple[int, ...]]] = {DType.BF16: {128: (4, 8)}}
+"""Those of them that exist with other rings as well, for more blocks than the machine holds at once and for the fewest."""
 KEY_TILE = 16
 """Keys that a warp takes at once; a tile must not cross a page."""
 RINGS: Mapping[int, tuple[tuple[int, int], ...]] = {256: ((4, 2), (4, 1))}
@@ -32,8 +32,8 @@ RINGS: Mapping[int, tuple[tuple[int, int], ...]] = {256: ((4, 2), (4, 1))}
 RING = (8, 2)
 KEYS: Mapping[int, int] = {256: 16}
 """Keys that paged_prefill takes at once, by head size, where not 64: registers hold queries and results besides."""
-MANY_RING = (4, 3)
-"""The same of instances named *_many: two blocks a processor keep as much in flight together as one of RING."""
+MANY_RING, FEW_RING = (6, 2), (12, 2)
+"""The same of instances named *_many, of which a processor holds two, and *_few, whose blocks leave half of the processors idle."""
 MAX_SPLITS = 8
 """Blocks of a cluster that every device with clusters can hold together."""
 
@@ -136,8 +136,10 @@ class Decode(Attention):
         self.name = f"paged_decode_{head_dim}_{group}" + (f"_{self.stages}" if self._order else "")
         self.module = "paged_decode" if (head_dim, group) == (128, 4) else self.name
         super().__init__(element)
-        if group in MANY.get(element, {}).get(head_dim, ()):
-            self.kernels = ((self.module, self.entry), (f"{self.name}_many", self.entry))
+        if group in SHAPED.get(element, {}).get(head_dim, ()):
+            self.kernels = tuple(
+                (module, self.entry) for module in (self.module, f"{self.name}_many", f"{self.name}_few")
+            )
 
     def supports(self, need: OpNeed) -> Verdict:
         """See OpImplementation. The rank depends on the number of query heads a key head."""
@@ -168,11 +170,15 @@ class Decode(Attention):
         splits = 1
         while splits < MAX_SPLITS and tiles * need.sequences * splits * 2 <= context.workers:
             splits *= 2
-        # Blocks that do not all fit at once follow each other better when a processor holds two.
-        many = tiles * need.sequences >= 2 * context.workers and len(self.kernels) > 1
-        warps, stages = MANY_RING if many else (self.warps, self.stages)
+        # Blocks that do not all fit at once follow each other better when a processor holds two; a block of the largest
+        # clusters has to read twice its share.
+        shape, (warps, stages) = 0, (self.warps, self.stages)
+        if len(self.kernels) > 1 and tiles * need.sequences >= 2 * context.workers:
+            shape, (warps, stages) = 1, MANY_RING
+        elif len(self.kernels) > 1 and splits == MAX_SPLITS and self._shared(*FEW_RING) <= shared_limit(need):
+            shape, (warps, stages) = 2, FEW_RING
         geometry = Geometry((splits, tiles, need.sequences), (warps * 32, 1, 1), self._shared(warps, stages))
-        kernel = context.backend.kernel(*self.kernels[many])
+        kernel = context.backend.kernel(*self.kernels[shape])
         attrs = LaunchAttrs(overlap=True, cluster=(splits, 1, 1))
         return (context.backend.prepare_launch(kernel, geometry, self.arguments(need, context), attrs),)
 

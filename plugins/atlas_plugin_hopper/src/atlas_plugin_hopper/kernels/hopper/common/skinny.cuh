@@ -111,10 +111,6 @@ struct Cursor {
     }
 };
 
-struct Nothing {
-    __device__ void operator()(int) const {}
-};
-
 // Weights: (tile, column, target, barrier) → void, asks for ROWS rows of 128 bytes.
 // Prepare: (lane) → void, in one warp, before the predecessor has ended; Begin: the same behind it. Both fill shared
 //          memory that only Store reads.
@@ -122,13 +118,11 @@ struct Nothing {
 // Ahead:   (tile, token, vector) → any value that Store will want, behind the predecessor.
 // Store:   (tile, token, vector, four, ahead) → void; four(column) has the sums of columns [column, column + 4).
 //          Tokens are all below `live`.
-// Behind:  (lane) → void, in one warp, when the last copies have been asked for.
 // The ring has `stages` stages; the sums lie behind it, or in it where nothing can overlap. A cluster, of two blocks,
 // has one tile.
-template <int ROWS, int VECTORS, class Weights, class Prepare, class Begin, class Ahead, class Store, class Behind = Nothing>
+template <int ROWS, int VECTORS, class Weights, class Prepare, class Begin, class Ahead, class Store>
 __device__ inline void skinny(const CUtensorMap* x, int live, int tiles, int width, int stages, unsigned char* shared,
-                              Weights weights, Prepare prepare, Begin begin, Ahead ahead, Store store,
-                              Behind behind = {}) {
+                              Weights weights, Prepare prepare, Begin begin, Ahead ahead, Store store) {
     constexpr int STAGE = STAGE_BYTES<ROWS>, STRIDE = Parts<ROWS>::STRIDE;
     __shared__ __align__(8) uint64_t barriers[2 * MAX_STAGES + 1];
     const int splits = gridDim.y, split = blockIdx.y;
@@ -188,7 +182,6 @@ __device__ inline void skinny(const CUtensorMap* x, int live, int tiles, int wid
             }
         }
         __syncwarp();
-        behind(threadIdx.x % WARP);
         if (splits > 1) all_have_begun();
         return;
     }
@@ -273,11 +266,6 @@ __device__ inline float4 load_four(const void* vector, int k, int type) {
     const ushort4 raw = *reinterpret_cast<const ushort4*>(static_cast<const uint16_t*>(vector) + k);
     if (type == VECTOR_F16) return make_float4(widen_f16(raw.x), widen_f16(raw.y), widen_f16(raw.z), widen_f16(raw.w));
     return make_float4(widen_bf16(raw.x), widen_bf16(raw.y), widen_bf16(raw.z), widen_bf16(raw.w));
-}
-
-// Into the L2 cache: whole 16 bytes, as all addresses and lengths of bulk copies.
-__device__ inline void prefetch(const unsigned char* from, int bytes) {
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
 }
 
 // 4 neighbours of the element type.

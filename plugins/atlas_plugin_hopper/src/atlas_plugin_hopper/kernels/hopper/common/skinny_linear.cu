@@ -1,6 +1,5 @@
 // y = x · weightᵀ (+ residual) for up to 64 tokens. With a norm behind it also what that norm multiplies: y * weight, and
-// sums of squares over each tile's part of a row, from which the consumer finds the factor. Memory would have nothing to
-// do while the last sums are exchanged and stored and the consumer's launch begins: it brings what that will read first.
+// sums of squares over each tile's part of a row, from which the consumer finds the factor.
 #include "skinny.cuh"
 
 #ifndef SKINNY_ROWS
@@ -21,9 +20,7 @@ extern "C" __global__ void __launch_bounds__(SKINNY_THREADS, 1)
 skinny_linear(const int32_t* counts, int32_t live_word, const __grid_constant__ CUtensorMap x,
               const __grid_constant__ CUtensorMap weight, const float* residual, void* y, const void* norm_weight,
               uint16_t* scaled, float* squares, int32_t rows, int32_t width, int32_t stages, int32_t y_f32,
-              int32_t norm_type, const unsigned char* next_0, const unsigned char* next_1, const unsigned char* next_2,
-              int32_t next_rows_0, int32_t next_rows_1, int32_t next_rows_2, int32_t next_row_bytes, int32_t next_runs,
-              int32_t next_bytes) {
+              int32_t norm_type) {
     extern __shared__ __align__(1024) unsigned char shared[];
     auto element = [&](int tile, int token, int vector) {
         return static_cast<int64_t>(token) * rows + tile * SKINNY_ROWS + 4 * vector;
@@ -63,23 +60,5 @@ skinny_linear(const int32_t* counts, int32_t live_word, const __grid_constant__ 
                 square += __shfl_xor_sync(lanes << threadIdx.x % WARP / VECTORS * VECTORS, square, distance);
             }
             if (vector == 0) squares[token * tiles + tile] = square;
-        },
-        [&](int lane) {
-            // Of each row as many runs of bytes as blocks share its sum.
-            const int block = blockIdx.x * gridDim.y + blockIdx.y, blocks = gridDim.x * gridDim.y;
-            for (int row = block * WARP + lane; row < next_rows_0 + next_rows_1 + next_rows_2; row += blocks * WARP) {
-                const unsigned char* matrix = next_0;
-                int inside = row;
-                if (inside >= next_rows_0) {
-                    inside -= next_rows_0;
-                    matrix = next_1;
-                    if (inside >= next_rows_1) {
-                        inside -= next_rows_1;
-                        matrix = next_2;
-                    }
-                }
-                const unsigned char* from = matrix + static_cast<int64_t>(inside) * next_row_bytes;
-                for (int run = 0; run < next_runs; ++run) prefetch(from + run * (next_row_bytes / next_runs), next_bytes);
-            }
         });
 }
