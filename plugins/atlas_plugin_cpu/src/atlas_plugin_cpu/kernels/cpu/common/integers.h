@@ -45,14 +45,26 @@ ATLAS_INLINE i32x16 nearest(f32x16 v) {
     return reinterpret_cast<i32x16>(v + rounder) - reinterpret_cast<i32x16>(rounder);
 }
 
+typedef int8_t i8x16 __attribute__((vector_size(16)));
+
+// The sum of 16 bytes.
+ATLAS_INLINE int32_t sum(i8x16 v) {
+#if defined(__SSE2__)
+    const __m128i raised = _mm_xor_si128(reinterpret_cast<__m128i>(v), _mm_set1_epi8(-128));
+    const __m128i both = _mm_sad_epu8(raised, _mm_setzero_si128());
+    return _mm_cvtsi128_si32(both) + _mm_extract_epi16(both, 4) - 16 * 128;
+#else
+    return sum(__builtin_convertvector(v, i32x16));
+#endif
+}
+
 // Writes 32 integers below 128 as block ``block`` of a row, and what goes with them.
-ATLAS_INLINE void put_block(const Prepared& to, int block, int row, const i32x16 (&whole)[2], float scale) {
-    typedef int8_t i8x16 __attribute__((vector_size(16)));
+ATLAS_INLINE void put_block(Prepared to, int block, int row, const i32x16 (&whole)[2], float scale) {
     int32_t total = 0;
     for (int half = 0; half < 2; ++half) {
         const i8x16 narrow = __builtin_convertvector(whole[half], i8x16);
         memcpy(to.ints(block, row) + half * kLanes, &narrow, sizeof narrow);
-        const int32_t part = sum(whole[half]);
+        const int32_t part = sum(narrow);
         to.sums(block, half)[row] = part;
         total += part;
     }
@@ -62,7 +74,7 @@ ATLAS_INLINE void put_block(const Prepared& to, int block, int row, const i32x16
 
 // Writes one row; value(k) gives columns k to k + 15.
 template <class Value>
-ATLAS_INLINE void quantise(const Prepared& to, int row, Value value) {
+ATLAS_INLINE void quantise(Prepared to, int row, Value value) {
     for (int block = 0; block < to.blocks(); ++block) {
         const f32x16 v[2] = {value(block * kInts), value(block * kInts + kLanes)};
         const float most = largest(larger(larger(v[0], -v[0]), larger(v[1], -v[1])));
@@ -73,7 +85,7 @@ ATLAS_INLINE void quantise(const Prepared& to, int row, Value value) {
 
 // Writes one row as two, ``row`` and the next: integers of 14 bits and a sign as 128 times one of 8 bits plus another.
 template <class Value>
-ATLAS_INLINE void quantise_twice(const Prepared& to, int row, Value value) {
+ATLAS_INLINE void quantise_twice(Prepared to, int row, Value value) {
     constexpr int kBase = 128;
     constexpr float kMost = 127.0f * kBase;
     for (int block = 0; block < to.blocks(); ++block) {

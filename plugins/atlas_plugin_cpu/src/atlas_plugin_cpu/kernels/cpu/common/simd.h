@@ -83,17 +83,39 @@ ATLAS_INLINE float sum(f32x16 v) {
     return (four[0] + four[2]) + (four[1] + four[3]);
 }
 
-ATLAS_INLINE f32x16 larger(f32x16 a, f32x16 b) { return a > b ? a : b; }
+// a > b ? a : b, also for numbers that are none and for zeros of both signs: what the instructions say of themselves.
+// Compilers make a comparison and a choice of the plain form.
+ATLAS_INLINE f32x16 larger(f32x16 a, f32x16 b) {
+#if defined(__AVX512F__)
+    return reinterpret_cast<f32x16>(_mm512_max_ps(reinterpret_cast<__m512>(a), reinterpret_cast<__m512>(b)));
+#else
+    return a > b ? a : b;
+#endif
+}
+
+ATLAS_INLINE f32x16 lesser(f32x16 a, f32x16 b) {
+#if defined(__AVX512F__)
+    return reinterpret_cast<f32x16>(_mm512_min_ps(reinterpret_cast<__m512>(a), reinterpret_cast<__m512>(b)));
+#else
+    return a < b ? a : b;
+#endif
+}
 
 ATLAS_INLINE float largest(f32x16 v) {
     typedef float f32x8 __attribute__((vector_size(32)));
     typedef float f32x4 __attribute__((vector_size(16)));
     const f32x8 low = __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7);
     const f32x8 high = __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15);
+#if defined(__AVX__)
+    const f32x8 eight = _mm256_max_ps(low, high);
+    const f32x4 four = _mm_max_ps(__builtin_shufflevector(eight, eight, 0, 1, 2, 3),
+                                  __builtin_shufflevector(eight, eight, 4, 5, 6, 7));
+#else
     const f32x8 eight = low > high ? low : high;
     const f32x4 first = __builtin_shufflevector(eight, eight, 0, 1, 2, 3);
     const f32x4 second = __builtin_shufflevector(eight, eight, 4, 5, 6, 7);
     const f32x4 four = first > second ? first : second;
+#endif
     const float left = four[0] > four[2] ? four[0] : four[2], right = four[1] > four[3] ? four[1] : four[3];
     return left > right ? left : right;
 }
@@ -101,7 +123,7 @@ ATLAS_INLINE float largest(f32x16 v) {
 // e to the x, within 2 units in the last place; x is clamped to [-87.3, 88.3], where the result stays a normal number.
 ATLAS_INLINE f32x16 exponential(f32x16 x) {
     x = larger(x, splat(-87.3f));
-    x = x < splat(88.3f) ? x : splat(88.3f);
+    x = lesser(x, splat(88.3f));
     // Adding 1.5 * 2^23 rounds to the nearest whole number.
     const f32x16 rounder = splat(12582912.0f);
     f32x16 n = fma(x, splat(1.44269504f), rounder) - rounder;
