@@ -117,6 +117,7 @@ class Generation(Generic[R]):
                 record.error = await stream.respond(deltas, record.id)
             else:
                 await collect(run(service.engine, turn, places, shared.metrics, shared.clock, record), outputs)
+                write_down(record, outputs, turn.n)
                 await json_response(self._face.whole(turn, outputs))(scope, receive, send)
         finally:
             write_down(record, outputs, turn.n)

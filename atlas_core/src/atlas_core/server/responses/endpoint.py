@@ -140,6 +140,7 @@ class Responses:
                 async for index, delta in deltas:
                     outputs[index].count(delta)
                     work.writer.chunk(index, delta)
+                write_down(record, outputs, 1)
                 await json_response(work.writer.body)(scope, receive, send)
         finally:
             await deltas.aclose()
