@@ -294,8 +294,8 @@ class Bench:
     def launches(self, step: Step, operands: Mapping[str, Buffer], bucket: int) -> Sequence[Any]:
         """What a step of the plan launches."""
         memory = self._memory_of(self.bound[bucket][0])
-        workers = self.backend.facts().processors
-        bound = BindContext(self.backend, operands, memory.counts, memory.scratch, workers)
+        workers, keep = self.backend.facts().processors, self.unframed[self.bound[bucket][0]].keep
+        bound = BindContext(self.backend, operands, memory.counts, memory.scratch, workers, keep)
         return step.implementation.bind(step.need, bound)
 
     def bindings(self, context: int) -> Iterator[tuple[Step, Sequence[Any]]]:

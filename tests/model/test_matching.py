@@ -9,6 +9,7 @@ from atlas_core.contracts.ops import FusedCall, FusedOp
 from atlas_core.model.interpreter import Interpreter
 from atlas_core.model.matching import Pattern, Uses, match
 from atlas_core.model.program import Program, Recorder, Segment
+from atlas_core.ops.fused import compose, unrolled
 from atlas_core.ops.primitives import PRIMITIVES
 from atlas_core.vocab.dtype import DType
 
@@ -89,3 +90,71 @@ def test_attributes_that_a_pattern_shares_must_be_equal():
 def test_an_output_that_is_never_made_is_refused():
     with pytest.raises(ValueError, match="never produces"):
         Pattern.of(FusedOp("wrong", (ADD,), ("nothing",)), PRIMITIVES)
+
+
+LINK = FusedOp(
+    "links",
+    (
+        FusedCall("rms_norm", {"x": "x", "weight": "w", "y": "normed"}, {"eps": "eps"}),
+        FusedCall("add", {"x": "x", "z": "normed", "y": "y"}),
+    ),
+    ("y",),
+    carried=("x", "y"),
+)
+
+
+def chained(links: int, eps: float = 1e-5, leak: bool = False) -> Program:
+    """So many links behind an addition; the last has ``eps``, and with ``leak`` what it hides is a result."""
+    recorder = Recorder()
+    a, h = (recorder.value(name, "activation", ("T", 4), DType.F32) for name in "ah")
+    recorder.node(PRIMITIVES["add"], {"x": a, "z": a, "y": h}, {})
+    for link in range(links):
+        w = recorder.value(f"w{link}", "weight", (4,))
+        normed, y = (recorder.fresh(name, ("T", 4), DType.F32) for name in (f"normed{link}", f"y{link}"))
+        recorder.node(
+            PRIMITIVES["rms_norm"], {"x": h, "weight": w, "y": normed}, {"eps": eps if link == links - 1 else 1e-5}
+        )
+        recorder.node(PRIMITIVES["add"], {"x": h, "z": normed, "y": y}, {})
+        h = y
+    recorder.end_segment("all")
+    return recorder.finish((h, normed) if leak else (h,))
+
+
+@pytest.mark.parametrize("links", [1, 2, 5])
+def test_a_chain_is_found_whole_at_its_first_link_and_computes_the_same(links):
+    program, pattern = chained(links), Pattern.of(LINK, PRIMITIVES)
+    uses, end = Uses(program), len(program.nodes)
+    found = [pattern.find(program.nodes, start, end, uses) for start in range(end)]
+    assert [start for start, each in enumerate(found) if each] == [1]
+    whole, node = found[1]
+    assert len(whole.fused.body) == 2 * links
+    assert [node.operands[f"w.{link}"].name for link in range(links)] == [f"w{link}" for link in range(links)]
+    assert node.operands["x"].name == "h"
+    assert node.operands["y"] == program.results[0]
+    rng = np.random.default_rng(links)
+    arrays = {"x": rng.standard_normal((3, 4)).astype(np.float32)}
+    arrays |= {f"w.{link}": rng.standard_normal(4).astype(np.float32) for link in range(links)}
+    want = arrays["x"]
+    for link in range(links):
+        want = want + want / np.sqrt((want * want).mean(-1, keepdims=True) + 1e-5) * arrays[f"w.{link}"]
+    compose(unrolled(LINK, links, PRIMITIVES), PRIMITIVES).reference(arrays, {"eps": 1e-5})
+    np.testing.assert_allclose(arrays["y"], want, rtol=1e-5)
+
+
+@pytest.mark.parametrize("program", [chained(4, eps=1e-6), chained(3, leak=True)])
+def test_a_chain_whose_links_differ_or_are_looked_into_is_not_taken_for_one(program):
+    pattern, end = Pattern.of(LINK, PRIMITIVES), len(program.nodes)
+    found = [pattern.find(program.nodes, start, end, Uses(program)) for start in range(end)]
+    assert all(each is None or len(each[0].fused.body) < end - 1 for each in found)
+
+
+def test_what_says_where_in_a_cache_a_link_works_is_its_own():
+    append = FusedCall(
+        "kv_append",
+        {"k": "x", "v": "v", "positions": "p", "token_row": "r", "row_slot": "s", "slots": "t", "cache": "c"},
+        {name: name for name in PRIMITIVES["kv_append"].attrs},
+    )
+    link = FusedOp("appends", (append, FusedCall("add", {"x": "x", "z": "v", "y": "y"})), ("y",), carried=("x", "y"))
+    op = compose(unrolled(link, 3, PRIMITIVES), PRIMITIVES)
+    assert {name for name in op.attrs if name.startswith("layer")} == {"layer.0", "layer.1", "layer.2"}
+    assert [operand.name for operand in op.operands].count("c") == 1

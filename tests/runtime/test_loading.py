@@ -11,7 +11,7 @@ from atlas_core.model.planner import Bucket, Choices, Context, plan
 from atlas_core.ops.arrays import numpy_dtype
 from atlas_core.ops.batch import float_bits
 from atlas_core.ops.step import COUNT_WORDS, Count, SlotLayout, Word
-from atlas_core.runtime.bound import StepMemory, bind_step
+from atlas_core.runtime.bound import BoundStep, StepMemory, bind_step
 from atlas_core.runtime.loader import load_arrays, weight_copies
 from atlas_core.testing.host import HostBackend, HostKernels, ReferenceImplementation, reference_implementations
 from atlas_core.testing.models import ScriptedModel
@@ -205,6 +205,21 @@ def test_arrays_go_to_the_device_as_they_are():
     with pytest.raises(BudgetError):
         load_arrays(small, {"a": np.zeros(4, np.float32), "b": np.zeros(4, np.float32)})
     assert small.memory() == (20, 20)
+
+
+def test_what_launches_keep_is_there_until_the_step_is_given_back():
+    kernels = HostKernels()
+    backend = HostBackend(kernels)
+    step = BoundStep(backend, {})
+    before = backend.memory()[0]
+    address = step.keep(b"a table of addresses")
+    found = bytearray(20)
+    backend.copy_d2h(address, memoryview(found))
+    assert found == b"a table of addresses"
+    assert backend.memory()[0] < before
+    step.destroy()
+    assert backend.memory()[0] == before
+    assert step.kept == []
 
 
 def test_memory_that_is_missing_or_small_is_named_and_no_graph_is_left():

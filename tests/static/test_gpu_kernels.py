@@ -26,7 +26,7 @@ LOCAL = {"STL", "LDL"}
 """Stores to and loads from a thread's own memory."""
 COPIES, PRODUCTS, MATRICES = "LDGSTS", "HMMA.16816.F32", "LDSM"
 WIDE_PRODUCTS = "HGMMA.64x128x16.F32"
-ANY_WIDE, BOXES = "HGMMA", "UTMALDG"
+ANY_WIDE, BOXES, BULK = "HGMMA", "UTMALDG", "UBLKCP"
 ALONE = "ACQBULK"
 """griddepcontrol.wait: what a kernel says that may begin before its predecessor has ended."""
 EARLY = "PREEXIT"
@@ -54,6 +54,7 @@ EXPECTED = {
     "skinny_linears": {BOXES, ANY_WIDE, EARLY},
     "skinny_gate_up": {BOXES, ANY_WIDE, EARLY},
     "skinny_qkv": {BOXES, ANY_WIDE, EARLY},
+    "decoder_layers": {COPIES, BULK, PRODUCTS, MATRICES},
     "paged_decode": {COPIES, PRODUCTS, MATRICES},
     "paged_prefill": {COPIES, PRODUCTS, MATRICES},
 }

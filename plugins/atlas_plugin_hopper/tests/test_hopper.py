@@ -1,5 +1,6 @@
 """Hopper's own implementations: which tiles they choose, what they take, and that launches fit declarations and device."""
 
+import struct
 from dataclasses import replace
 
 import pytest
@@ -22,6 +23,7 @@ from atlas_nvidia.fused import fused_ops
 from atlas_nvidia.implementations import implementations as of_nvidia
 from atlas_nvidia.implementations.base import ELEMENTS
 from atlas_nvidia.launch import Limits, check_arguments, check_geometry
+from atlas_plugin_hopper.chains import Sizes
 from atlas_plugin_hopper.fused import fused_ops as of_hopper
 from atlas_plugin_hopper.implementations import implementations
 from atlas_plugin_hopper.prompts import INSTANCES, NARROW, WIDE
@@ -65,9 +67,8 @@ def steps(tokens: int, element: DType, shape: DecoderShape = SMALL) -> list[Step
     weights = {value.name: plain(element) for value in program.weights()}
     patterns = [Pattern.of(op, PRIMITIVES) for op in (*fused_ops(), *of_hopper())]
     context = Context("sm_90a", "fast", element, weights, [*of_nvidia(), *implementations()], patterns)
-    return [
-        s for segment in plan(program, Bucket(tokens, tokens, tokens, 8, 1), context, Choices()) for s in segment.steps
-    ]
+    bucket = Bucket(tokens, tokens, tokens, 8, 1)
+    return [step for segment in plan(program, bucket, context, Choices()) for step in segment.steps]
 
 
 @pytest.mark.parametrize("element", ELEMENTS)
@@ -187,3 +188,66 @@ def test_an_expert_for_all_tokens_is_multiplied_beside_the_others(tokens: int, p
     if planned == BESIDE:
         assert len(launches(step)) == 7
         assert step.implementation.scratch_bytes(step.need) >= 2 * tokens * (3 * 64 + 64 + 1 + 128)
+
+
+SMOLLM2 = replace(next(shape for shape in SHAPES if shape.label == "nine"), layers=3)
+
+
+@pytest.mark.parametrize("element", ELEMENTS)
+def test_all_layers_are_one_launch_that_is_told_where_every_link_finds_its_own(element: DType) -> None:
+    found = steps(1, element, SMOLLM2)
+    (chain,) = (step for step in found if step.need.op == "decoder_layers")
+    assert len(chain.replaces) == 16 * SMOLLM2.layers
+    assert not any(step.need.op in ("linear_add", "paged_attention", "norm_gate_up_silu") for step in found)
+    operands = {name: Buffer(0x10000 * (1 + n), 0x600) for n, name in enumerate(chain.need.operands)}
+    kept: list[bytes] = []
+    context = BindContext(
+        CheckingBackend(), operands, 1 << 12, Buffer(1 << 13, 0), 132, lambda data: kept.append(data) or 256 * len(kept)
+    )
+    (launch,) = chain.implementation.bind(chain.need, context)
+    assert (launch.module, launch.entry) in chain.implementation.kernels
+    assert launch.geometry.grid == (132, 1, 1)
+    table, words = kept
+    assert not any(words)
+    order = (
+        "norm_weight",
+        "q_weight",
+        "k_weight",
+        "v_weight",
+        "output_weight",
+        "inner_norm",
+        "gate_weight",
+        "up_weight",
+        "down_weight",
+    )
+    want = [
+        address
+        for link in range(3)
+        for address in (*(operands[f"{name}.{link}"].address for name in order), operands["cache"].address + link * 0x200)
+    ]  # fmt: skip
+    assert list(struct.unpack(f"<{len(want)}Q", table)) == want
+    names = {value.name for value in chain.node.operands.values()}
+    assert {f"layers.{layer}.down" for layer in range(3)} <= names
+
+
+@pytest.mark.parametrize(
+    ("shape", "tokens", "reason"),
+    [(SMOLLM2, 2, "it takes one token, not 2"), (replace(SMOLLM2, inner=1024), 1, "inner=1024")],
+)
+def test_others_are_refused_with_the_reason(shape: DecoderShape, tokens: int, reason: str) -> None:
+    found = steps(tokens, DType.BF16, shape)
+    assert not any(step.need.op == "decoder_layers" for step in found)
+    told = [each for step in found for c in step.rejected if c.name == "decoder_layers" for each in c.verdict.reasons]
+    assert any(reason in each for each in told)
+
+
+def test_the_type_of_what_lies_within_is_that_of_the_activations() -> None:
+    (chain,) = (step for step in steps(1, DType.BF16, SMOLLM2) if step.need.op == "decoder_layers")
+    verdict = chain.implementation.supports(replace(chain.need, activation=DType.F16))
+    assert verdict.reasons == ("it computes in bf16, not in f16",)
+
+
+def test_words_of_all_blocks_have_room() -> None:
+    sizes = Sizes(576, 1536, 9, 3, 64)
+    each = 576 + 768 + 32 * 9 * 2 + 32 * 9 * 32
+    assert sizes.words == 16 + 960 + 4 * each

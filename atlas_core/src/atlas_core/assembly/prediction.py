@@ -58,12 +58,12 @@ def _read(step: Step, tokens: int) -> int | None:
             else:
                 return None
         elif value.kind == "cache":
-            if "paged_attention" in step.replaces:
+            if layers := step.replaces.count("paged_attention"):
                 window = step.need.attrs["window"]
                 kept = min(CONTEXT, window) if window > 0 else CONTEXT
                 spec = step.need.operands[name]
                 _, kinds, heads, _, dim = spec.shape
-                total += step.need.sequences * kept * prod((kinds, heads, dim)) * spec.dtype.itemsize
+                total += layers * step.need.sequences * kept * prod((kinds, heads, dim)) * spec.dtype.itemsize
             elif "kv_append" not in step.replaces:  # which writes one token
                 return None
     return total

@@ -100,10 +100,17 @@ def _steps(steps: list[dict[str, Any]]) -> Iterator[str]:
     for group in groups.values():
         step = group[0]
         packed = ", ".join(dict.fromkeys(step["packings"].values()))
-        fused = f"  = {' + '.join(step['replaces'])}" if len(step["replaces"]) > 1 else ""
+        fused = f"  = {_repeated(step['replaces'])}" if len(step["replaces"]) > 1 else ""
         yield f"  {len(group):4} × {step['op']:24} {step['implementation']}{f' [{packed}]' if packed else ''}{fused}"
         for candidate in step["rejected"]:
             yield f"           not {candidate['name']}: {_why(candidate)}"
+
+
+def _repeated(ops: list[str]) -> str:
+    """The sum of what is replaced, a chain as its link and how often it comes."""
+    link = next(n for n in range(1, len(ops) + 1) if ops == ops[:n] * (len(ops) // n))
+    text = " + ".join(ops[:link])
+    return text if link == len(ops) else f"({text}) × {len(ops) // link}"
 
 
 def _why(candidate: dict[str, Any]) -> str:

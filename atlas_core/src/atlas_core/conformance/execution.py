@@ -38,6 +38,7 @@ class Execution:
         self._weights = variant.weights()
         self.stream: Stream = backend.create_stream()
         self.launches = 0
+        self._kept = 0
 
     def __enter__(self) -> Self:
         try:
@@ -105,13 +106,21 @@ class Execution:
         scratch = self._memory.place(_SCRATCH, self._need_scratch())
         self._write_weights(first)
         self.load(first)
-        context = BindContext(self._backend, buffers, counts.address, scratch, self._backend.facts().processors)
+        workers = self._backend.facts().processors
+        context = BindContext(self._backend, buffers, counts.address, scratch, workers, self._keep)
         launches = self._implementation.bind(self._need, context)
         self.launches = len(launches)
         self._backend.begin_capture(self.stream)
         for launch in launches:
             self._backend.enqueue(launch, self.stream)
         self._graph = self._backend.end_capture(self.stream)
+
+    def _keep(self, data: bytes) -> int:
+        self._kept += 1
+        name = f"what it keeps ({self._kept})"
+        address = self._memory.place(name, len(data)).address
+        self._memory.write(name, data)
+        return address
 
     def _sizes(self) -> dict[str, int]:
         sizes = {}

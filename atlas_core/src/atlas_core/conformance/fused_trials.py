@@ -9,7 +9,7 @@ import numpy as np
 from atlas_core.conformance.decoder import ACTIVATION, Recorded
 from atlas_core.contracts.ops import FusedOp
 from atlas_core.model.interpreter import Interpreter
-from atlas_core.model.matching import Pattern, Uses, match
+from atlas_core.model.matching import Pattern, Uses
 from atlas_core.model.program import Node, Value
 from atlas_core.ops.batch import Batch, BatchShape, batch_case, make_batch
 from atlas_core.ops.cases import Rows, fill_cache
@@ -25,6 +25,8 @@ SCENARIOS: tuple[tuple[Rows, Rows], ...] = (
     (((1, 0),), ((1, 32), (1, 100), (1, 47), (1, 63), (1, 2))),
     (((5, 0), (1, 33), (0, 10), (17, 15)), ((16, 16), (3, 1))),
 )
+ALONE: tuple[tuple[Rows, Rows], ...] = ((((1, 40),), ((1, 200),)), (((1, 0),), ((1, 97),)))
+"""For chains of layers, which go on for one sequence."""
 LARGE_SCENARIOS: tuple[tuple[Rows, Rows], ...] = ((((1, 1000),),) * 2, (((1, 1000),) * 8,) * 2)
 CLEAR, ATTEMPTS = 0.02, 200
 """Logits of chosen experts are further apart, when they are of the order of one; how often rows are drawn for that."""
@@ -34,30 +36,31 @@ MATCHES = 2
 
 def fused_trials(
     fused: FusedOp, ops: Mapping[str, Op], models: Sequence[Recorded], seed: int, *, large: bool = False
-) -> Iterator[Trial]:
-    """Trials wherever the op matches; ``large`` makes up the arrays instead of computing them (good for timing only)."""
-    pattern = Pattern.of(fused, ops)
+) -> Iterator[tuple[Op, Trial]]:
+    """The op and a trial wherever it matches; ``large`` makes up the arrays instead of computing them (good for timing only)."""
+    scenarios = LARGE_SCENARIOS if large else ALONE if fused.carried else SCENARIOS
     for model in models:
         weights = _Weights(model)
-        for start, node in _matches(pattern, model):
-            for index, rows in enumerate(LARGE_SCENARIOS if large else SCENARIOS):
+        for start, pattern, node in _matches(Pattern.of(fused, ops), model):
+            for index, rows in enumerate(scenarios):
                 rng = np.random.default_rng([seed, index, *model.label.encode()])
                 cases = [
                     _case(model, weights, start, node, batch, rng, rows, large) for batch in _batches(rng, model, rows)
                 ]
                 for case in cases:
-                    _decide(fused, ops, case, rng)
-                yield replace(Trial(cases[0], cases[1]), spare=(2, 0, 3)[index % 3])
+                    _decide(pattern.fused, ops, case, rng)
+                spare = 0 if fused.carried else (2, 0, 3)[index % 3]
+                yield node.op, replace(Trial(cases[0], cases[1]), spare=spare)
 
 
-def _matches(pattern: Pattern, model: Recorded) -> list[tuple[int, Node]]:
+def _matches(pattern: Pattern, model: Recorded) -> list[tuple[int, Pattern, Node]]:
     program, uses = model.program, Uses(model.program)
-    found: list[tuple[int, Node]] = []
+    found: list[tuple[int, Pattern, Node]] = []
     for segment in program.segments:
         for start in range(segment.start, segment.end):
-            node = match(pattern, program.nodes, start, segment.end, uses)
-            if node and len(found) < MATCHES:
-                found.append((start, node))
+            matched = pattern.find(program.nodes, start, segment.end, uses)
+            if matched and len(found) < MATCHES:
+                found.append((start, *matched))
     return found
 
 

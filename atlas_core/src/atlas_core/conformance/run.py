@@ -19,7 +19,6 @@ from atlas_core.contracts.ops import FusedOp, OpImplementation
 from atlas_core.ops.arrays import floating
 from atlas_core.ops.cases import GENERATORS, trials
 from atlas_core.ops.contract import Op
-from atlas_core.ops.fused import compose
 from atlas_core.ops.primitives import PRIMITIVES
 from atlas_core.ops.trials import Trial
 from atlas_core.vocab.dtype import DType
@@ -168,14 +167,13 @@ def _wanted(text: str, op: str) -> bool:
 def _op_trials(subject: Subject, name: str, seed: int, *, large: bool) -> Iterator[tuple[Op, Trial]]:
     for fused in subject.fused:
         if fused.name == name:
-            op = compose(fused, subject.ops)
             shapes, linear = (LARGE_SHAPES, LARGE_LINEAR_SHAPES) if large else (SHAPES, LINEAR_SHAPES)
             models = chain(
                 (record_decoder(shape) for shape in shapes),
                 (record_linear_decoder(shape) for shape in linear),
                 () if large else subject.models,
             )
-            return ((op, trial) for trial in fused_trials(fused, subject.ops, list(models), seed, large=large))
+            return fused_trials(fused, subject.ops, list(models), seed, large=large)
     if name in subject.trials:
         return ((subject.ops[name], trial) for trial in subject.trials[name](seed, large))
     if name in GENERATORS:

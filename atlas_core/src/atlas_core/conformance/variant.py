@@ -53,7 +53,7 @@ class Variant:
         operands = {operand.name: self._spec(operand, bucket) for operand in self.op.operands}
         need = OpNeed(
             self.op.name, operands, self.trial.first.attrs, arch, numerics,
-            bucket.tokens, bucket.sequences, bucket.rows, bucket.max_query,
+            bucket.tokens, bucket.sequences, bucket.rows, bucket.max_query, activation=self.activation,
         )  # fmt: skip
         return replace(need, kv=self.kv.name) if self.kv else need
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from atlas_core.contracts.backend import GpuBackend, Launch
 from atlas_core.vocab.dtype import DType
+from atlas_core.vocab.errors import KernelError
 from atlas_core.vocab.layout import StorageLayout
 from atlas_core.vocab.verdict import Verdict
 
@@ -35,6 +36,7 @@ class OpNeed:
 
     ``max_query`` is the longest query of a sequence in this bucket (1: pure decode). ``numerics`` is exact or fast.
     ``attrs`` are the node's constants; ``layer`` among them says where in a cache the node works, and is never a reason. ``kv`` names the cache layout already chosen for the node's group, if any.
+    ``activation`` is the activation type, which values within a fused op have as well; None where nobody says.
     """
 
     op: str
@@ -47,6 +49,7 @@ class OpNeed:
     rows: int
     max_query: int
     kv: str | None = None
+    activation: DType | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +60,22 @@ class Buffer:
     nbytes: int
 
 
+def _keep_nothing(data: bytes) -> int:
+    raise KernelError(
+        f"{len(data)} bytes were to be kept",
+        "nobody here gives them back",
+        "this is a fault of whoever binds the launches",
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class BindContext:
     """What an implementation gets to make launches of.
 
     ``operands`` has a Buffer for each operand; ``counts`` is the address of the live counts (int32, see ops.step); ``scratch``
     is at least ``scratch_bytes`` long and shared by all nodes of the step. ``workers`` is the device's processor count.
+    ``keep`` gives device memory that begins as these bytes and lives as long as the launches: tables of addresses, or what a kernel
+    wants to find again at the next replay. No other node touches it.
     """
 
     backend: GpuBackend
@@ -70,6 +83,7 @@ class BindContext:
     counts: int
     scratch: Buffer
     workers: int
+    keep: Callable[[bytes], int] = _keep_nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,8 +192,13 @@ class FusedOp:
     """An op defined by its decomposition, which is its reference: a straight sequence of recorded primitives.
 
     ``outputs`` are the operands that exist afterwards. Matching is exact: same primitives, same order, same data flow.
+
+    With ``carried``, (an input, an output), it stands for a whole chain of such sequences, each of which gets as that input what the
+    one before it left as that output: all the layers of a model. Link i has weights ``<weight>.<i>`` and the attribute ``layer.<i>``
+    of its own (``ops.fused.unrolled``); everything else is the same for all.
     """
 
     name: str
     body: tuple[FusedCall, ...]
     outputs: tuple[str, ...]
+    carried: tuple[str, str] | None = None

@@ -7,7 +7,7 @@ from typing import Any
 from atlas_core.contracts.ops import FusedOp
 from atlas_core.model.program import Node, Program, Value
 from atlas_core.ops.contract import Op
-from atlas_core.ops.fused import compose
+from atlas_core.ops.fused import compose, unrolled
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,12 +20,32 @@ class Pattern:
     fused: FusedOp
     op: Op
     parts: Mapping[str, str]
+    ops: Mapping[str, Op]
 
     @classmethod
     def of(cls, fused: FusedOp, ops: Mapping[str, Op]) -> "Pattern":
         """Compose the op. Raises ValueError for an ill-formed decomposition."""
         parts = {call.operands[inner]: call.op for call in reversed(fused.body) for inner in call.operands}
-        return cls(fused, compose(fused, ops), parts)
+        return cls(fused, compose(fused, ops), parts, ops)
+
+    def find(self, nodes: Sequence[Node], start: int, end: int, uses: "Uses") -> "tuple[Pattern, Node] | None":
+        """What may stand for nodes from ``start`` on: the pattern as it matches there, and the fused node.
+
+        A chain is found whole, at its first link, or not at all.
+        """
+        if self.fused.carried is None:
+            node = match(self, nodes, start, end, uses)
+            return (self, node) if node else None
+        length, links = len(self.fused.body), 0
+        if start >= length and match(self, nodes, start - length, end, uses):
+            return None
+        while match(self, nodes, start + links * length, end, uses):
+            links += 1
+        if not links:
+            return None
+        whole = Pattern.of(unrolled(self.fused, links, self.ops), self.ops)
+        node = match(whole, nodes, start, end, uses)
+        return (whole, node) if node else None
 
 
 class Uses:

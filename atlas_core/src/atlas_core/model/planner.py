@@ -9,15 +9,13 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from atlas_core.contracts.ops import KVLayout, OperandSpec, OpImplementation, OpNeed, Packed
-from atlas_core.model.matching import Pattern, Uses, match
+from atlas_core.model.matching import Pattern, Uses
 from atlas_core.model.program import Dim, Node, Program, Value
+from atlas_core.ops.fused import PLACE
 from atlas_core.vocab.dtype import DType
 from atlas_core.vocab.layout import StorageLayout
 from atlas_core.vocab.resolve import Candidate, Resolution, resolve
 from atlas_core.vocab.verdict import Verdict
-
-_PLACE = "layer"
-"""The attribute that says where in a cache a node works: the one in which the layers of a model differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +120,7 @@ class Planner:
         self._context = context
         self._choices = choices
         self._uses = Uses(program)
-        self._patterns = sorted(context.patterns, key=lambda p: -len(p.fused.body))
+        self._patterns = context.patterns
         self._by_op: dict[str, list[OpImplementation]] = {}
         for implementation in context.implementations:
             self._by_op.setdefault(implementation.op, []).append(implementation)
@@ -178,8 +176,9 @@ class Planner:
         """What may run from ``start`` on: every pattern that matches there, longest first, then the node itself."""
         known = self._matches.get((start, end))
         if known is None:
-            fused = [(match(p, self._program.nodes, start, end, self._uses), p) for p in self._patterns]
-            found = [self._match(node, pattern) for node, pattern in fused if node is not None]
+            fused = [p.find(self._program.nodes, start, end, self._uses) for p in self._patterns]
+            found = [self._match(node, pattern) for pattern, node in filter(None, fused)]
+            found.sort(key=lambda match: -len(match.replaces))
             known = (*found, self._match(self._program.nodes[start], None))
             self._matches[start, end] = known
         return known
@@ -188,7 +187,7 @@ class Planner:
         parts = pattern.parts if pattern else {operand.name: node.op.name for operand in node.op.operands}
         replaces = tuple(call.op for call in pattern.fused.body) if pattern else (node.op.name,)
         signatures = tuple((name, self._signature(value)) for name, value in node.operands.items())
-        attrs = tuple(item for item in node.attrs.items() if item[0] != _PLACE)
+        attrs = tuple(item for item in node.attrs.items() if item[0] != PLACE)
         key: Hashable = node.op.name, signatures, attrs
         try:
             hash(key)
@@ -228,7 +227,7 @@ class Planner:
 
     def _step(self, found: _Match, resolution: Resolution[_Asked], refused: Sequence[Candidate]) -> Step:
         asked, node = resolution.require(found.node.op.name, ""), found.node
-        need = replace(asked.need, attrs=node.attrs) if _PLACE in node.attrs else asked.need
+        need = replace(asked.need, attrs=node.attrs) if PLACE in node.attrs else asked.need
         rejected = (*refused, *resolution.rejected)
         return Step(node, need, asked.implementation, asked.packings, found.parts, found.replaces, rejected)
 
@@ -263,7 +262,7 @@ class Planner:
         operands = {name: self._spec(value) for name, value in node.operands.items()}
         need = OpNeed(
             node.op.name, operands, node.attrs, self._context.arch, self._context.numerics,
-            bucket.tokens, bucket.sequences, bucket.rows, bucket.max_query,
+            bucket.tokens, bucket.sequences, bucket.rows, bucket.max_query, activation=self._context.activation,
         )  # fmt: skip
         for name, value in node.operands.items():
             if value.kind == "cache":

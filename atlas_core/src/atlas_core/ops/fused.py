@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from atlas_core.contracts.ops import FusedOp
+from atlas_core.contracts.ops import FusedCall, FusedOp
 from atlas_core.ops.contract import Arrays, Op, Operand, Tolerance
 from atlas_core.vocab.dtype import DType
 
@@ -47,6 +47,38 @@ def compose(fused: FusedOp, ops: Mapping[str, Op]) -> Op:
         fused.name, tuple(operands.values()), attrs, reference, _tolerances(fused, ops), summary=_summary(fused),
         fast_of_row=sum(ops[call.op].fast_of_row for call in fused.body),
     )  # fmt: skip
+
+
+PLACE = "layer"
+"""The attribute that says where in a cache a node works: the one in which the links of a chain differ."""
+
+
+def unrolled(fused: FusedOp, links: int, ops: Mapping[str, Op]) -> FusedOp:
+    """The chain of so many links of ``fused``, whose ``carried`` is set, as one plain sequence."""
+    assert fused.carried is not None
+    given, left = fused.carried
+    kinds = {
+        call.operands[part.name]: part.kind if part.role == "in" else "activation"
+        for call in fused.body
+        for part in ops[call.op].operands
+        if part.role == "out" or part.kind == "weight"
+    }
+
+    def renamed(name: str, link: int) -> str:
+        if name == given:
+            return given if link == 0 else renamed(left, link - 1)
+        return f"{name}.{link}" if name in kinds and not (name == left and link == links - 1) else name
+
+    body = tuple(
+        FusedCall(
+            call.op,
+            {inner: renamed(outer, link) for inner, outer in call.operands.items()},
+            {inner: f"{outer}.{link}" if inner == PLACE else outer for inner, outer in call.attrs.items()},
+        )
+        for link in range(links)
+        for call in fused.body
+    )
+    return FusedOp(fused.name, body, (left,))
 
 
 def _tolerances(fused: FusedOp, ops: Mapping[str, Op]) -> dict[DType, Tolerance]:

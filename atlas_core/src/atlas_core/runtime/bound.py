@@ -45,22 +45,36 @@ class Frame(Protocol):
 
 @dataclass
 class BoundStep:
-    """One bucket, ready to run: a graph for each segment, with a frame one of all; ``activations`` tells where results are read."""
+    """One bucket, ready to run: a graph for each segment, with a frame one of all; ``activations`` tells where results are read.
+
+    ``kept`` is memory that launches keep for themselves (BindContext.keep).
+    """
 
     backend: GpuBackend
     activations: Mapping[str, Buffer]
     graphs: dict[str, Graph] = field(default_factory=dict)
     launches: dict[str, int] = field(default_factory=dict)
+    kept: list[int] = field(default_factory=list)
 
     def launch(self, segment: str, stream: Stream) -> None:
         """Replay a segment on ``stream``. Raises KeyError for a segment that the program does not have."""
         self.backend.launch_graph(self.graphs[segment], stream)
 
+    def keep(self, data: bytes) -> int:
+        """See BindContext."""
+        address = self.backend.alloc(len(data))
+        self.kept.append(address)
+        self.backend.copy_h2d(data, address)
+        return address
+
     def destroy(self) -> None:
-        """Give the graphs back; nothing queued may use them any more."""
+        """Give the graphs and their memory back; nothing queued may use them any more."""
         for graph in self.graphs.values():
             self.backend.destroy_graph(graph)
         self.graphs.clear()
+        for address in self.kept:
+            self.backend.free(address)
+        self.kept.clear()
 
 
 def bind_step(
@@ -78,17 +92,15 @@ def bind_step(
     _fits("the scratch", memory.scratch, placement.scratch)
     workers = backend.facts().processors
     step = BoundStep(backend, _activations(segments := tuple(segments), placement, memory.arena))
-    graphs: dict[str, list[Launch]] = {
-        segment.name: [
-            launch for node in segment.steps for launch in _bind(backend, node, step.activations, memory, workers)
-        ]
-        for segment in segments
-    }
-    if frame is not None:
-        graphs[segments[0].name][:0] = frame.begin()
-        graphs[segments[-1].name] += frame.end(step.activations, memory.counts)
-        graphs[WHOLE] = [launch for launches in graphs.values() for launch in launches]
     try:
+        graphs: dict[str, list[Launch]] = {
+            segment.name: [launch for node in segment.steps for launch in _bind(step, node, memory, workers)]
+            for segment in segments
+        }
+        if frame is not None:
+            graphs[segments[0].name][:0] = frame.begin()
+            graphs[segments[-1].name] += frame.end(step.activations, memory.counts)
+            graphs[WHOLE] = [launch for launches in graphs.values() for launch in launches]
         for name, launches in graphs.items():
             backend.begin_capture(stream)
             try:
@@ -103,15 +115,13 @@ def bind_step(
     return step
 
 
-def _bind(
-    backend: GpuBackend, step: PlanStep, activations: Mapping[str, Buffer], memory: StepMemory, workers: int
-) -> Iterable[Any]:
+def _bind(bound: BoundStep, step: PlanStep, memory: StepMemory, workers: int) -> Iterable[Any]:
     operands = {}
     for name, value in step.node.operands.items():
         if value.kind == "weight":
             found = memory.weights.get((value.name, step.packings[name].name))
         else:
-            found = (activations if value.kind == "activation" else memory.values).get(value.name)
+            found = (bound.activations if value.kind == "activation" else memory.values).get(value.name)
         if found is None:
             raise EngineError(
                 f"{value.kind} {value.name} has no memory",
@@ -120,7 +130,7 @@ def _bind(
                 state="loading",
             )
         operands[name] = found
-    context = BindContext(backend, operands, memory.counts, memory.scratch, workers)
+    context = BindContext(bound.backend, operands, memory.counts, memory.scratch, workers, bound.keep)
     return step.implementation.bind(step.need, context)
 
 

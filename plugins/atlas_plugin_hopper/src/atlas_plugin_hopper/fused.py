@@ -1,4 +1,6 @@
-"""Fused ops of Hopper alone: a projection into the residual stream with what follows its norm, each defined by its decomposition."""
+"""Fused ops of Hopper alone, each defined by its decomposition: a projection into the residual stream with what follows its norm,
+and all layers of a decoder.
+"""
 
 from atlas_core.contracts.ops import FusedCall, FusedOp
 from atlas_nvidia.fused import LINEAR_ADD, NORM_GATE_UP_SILU, NORM_QKV_ROPE_APPEND
@@ -23,6 +25,34 @@ LINEAR_ADD_QKV = _behind("linear_add_norm_qkv_rope_append", NORM_QKV_ROPE_APPEND
 """From the end of one layer to the attention of the next."""
 
 
+_PAGES = ("layer", "kv_heads", "head_dim", "page_tokens", "slot_stride", "table_offset")
+_ATTENTION = FusedCall(
+    "paged_attention",
+    {
+        "q": "q", "cu_q": "cu_q", "row_slot": "row_slot", "slots": "slots", "cache": "cache", "y": "attended",
+    },
+    {name: name for name in (*_PAGES, "q_heads", "scale", "window")},
+)  # fmt: skip
+_OUTPUT = (
+    FusedCall("linear", {"x": "attended", "weight": "output_weight", "y": "output"}),
+    FusedCall("add", {"x": "x", "z": "output", "y": "middle"}),
+)
+_FEED_FORWARD = (
+    FusedCall("rms_norm", {"x": "middle", "weight": "inner_norm", "y": "inner_normed"}, {"eps": "eps"}),
+    FusedCall("linear", {"x": "inner_normed", "weight": "gate_weight", "y": "gate"}),
+    FusedCall("linear", {"x": "inner_normed", "weight": "up_weight", "y": "up"}),
+    FusedCall("silu_mul", {"gate": "gate", "up": "up", "y": "inner"}),
+    FusedCall("linear", {"x": "inner", "weight": "down_weight", "y": "down"}),
+    FusedCall("add", {"x": "middle", "z": "down", "y": "y"}),
+)
+
+
+DECODER_LAYERS = FusedOp(
+    "decoder_layers", (*NORM_QKV_ROPE_APPEND.body, _ATTENTION, *_OUTPUT, *_FEED_FORWARD), ("y",), carried=("x", "y")
+)
+"""All layers of a dense decoder, one behind the other."""
+
+
 def fused_ops() -> list[FusedOp]:
-    """Both."""
-    return [LINEAR_ADD_GATE_UP, LINEAR_ADD_QKV]
+    """All of them."""
+    return [LINEAR_ADD_GATE_UP, LINEAR_ADD_QKV, DECODER_LAYERS]

@@ -3,6 +3,7 @@
 from atlas_core.contracts.ops import OpImplementation
 from atlas_nvidia.implementations.base import ELEMENTS
 from atlas_nvidia.implementations.moe import SORTED
+from atlas_plugin_hopper.chains import chains
 from atlas_plugin_hopper.experts import SortedByEngine
 from atlas_plugin_hopper.prefill import TILES, WarpgroupPrefill
 from atlas_plugin_hopper.prompt_layers import layers
@@ -16,4 +17,4 @@ def implementations() -> list[OpImplementation]:
     attention = [WarpgroupPrefill(head_dim, element) for element in ELEMENTS for head_dim in TILES]
     experts = [SortedByEngine(op, element) for element in ELEMENTS for op in SORTED]
     shared = [SharedBeside(element) for element in ELEMENTS]
-    return [*attention, *products(), *layers(), *experts, *shared, *skinny()]
+    return [*attention, *products(), *layers(), *experts, *shared, *skinny(), *chains()]

@@ -1,0 +1,139 @@
+"""All layers of a small dense decoder in one launch, for one token."""
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from atlas_core.contracts.backend import Launch
+from atlas_core.contracts.ops import BindContext, KVLayout, OpNeed
+from atlas_core.vocab.dtype import DType
+from atlas_core.vocab.kernel import Geometry, LaunchAttrs, f32, i32, ptr
+from atlas_nvidia.implementations.attention import KEY_TILE, kv_layout, other_cache
+from atlas_nvidia.implementations.base import (
+    ELEMENTS,
+    WARP,
+    Implementation,
+    addresses,
+    not_fast,
+    not_stored,
+    other_type,
+)
+
+SHARED = 226 * 1024
+"""Bytes of dynamic shared memory of a block: ring, vectors, keys (decoder_layers.cu)."""
+COPIES, MAX_SPLITS, STATE_WORDS, WORD = 4, 32, 16, 8
+"""Copies of what all blocks read, the most parts of attention, words before those that blocks exchange, bytes of one (decoder_layers.cu)."""
+WEIGHTS = (
+    "norm_weight", "q_weight", "k_weight", "v_weight", "output_weight", "inner_norm", "gate_weight", "up_weight",
+    "down_weight",
+)  # fmt: skip
+"""Of a link, in the order of the kernel's struct Layer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Of a decoder that an instance of the kernel exists for."""
+
+    hidden: int
+    inner: int
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+
+    @property
+    def words(self) -> int:
+        """Words that blocks exchange: queries, keys and values, then copies of what all of them read (decoder_layers.cu)."""
+        parts = MAX_SPLITS * self.q_heads * (2 + self.head_dim // 2)
+        heads = (self.q_heads + 2 * self.kv_heads) * self.head_dim
+        return STATE_WORDS + heads + COPIES * (self.hidden + self.inner // 2 + parts)
+
+
+MODULES = {Sizes(576, 1536, 9, 3, 64): ("decoder_layers", 12)}
+"""Module and consuming warps, by sizes: SmolLM2-135M."""
+
+
+class DecoderLayers(Implementation):
+    """One block a processor, all of them resident at once: they hand on what they compute through memory."""
+
+    op = name = entry = "decoder_layers"
+    rank = 60
+
+    def __init__(self, element: DType = DType.BF16) -> None:
+        super().__init__(element)
+        suffix = "" if element is DType.BF16 else f"_{element.value}"
+        self.modules = {sizes: (f"{module}{suffix}", warps) for sizes, (module, warps) in MODULES.items()}
+        self.kernels = tuple((module, self.entry) for module, _ in self.modules.values())
+
+    def refusals(self, need: OpNeed) -> list[str]:
+        """See Implementation."""
+        sizes = _sizes(need)
+        reasons = [
+            *not_fast(need, self.element),
+            *other_type(need, DType.F32, "x", "y"),
+            *other_cache(need, self.element),
+        ]
+        if need.activation not in (None, self.element):
+            reasons.append(f"it computes in {self.element.value}, not in {need.activation.value}")
+        if sizes not in self.modules:
+            reasons.append(f"there are kernels for {', '.join(map(str, self.modules))}, not {sizes}")
+        if need.tokens != 1 or need.max_query != 1:
+            reasons.append(f"it takes one token, not {need.tokens}")
+        if need.attrs["window"] > 0:
+            reasons.append(f"attention looks back at {need.attrs['window']} tokens only")
+        if need.attrs["page_tokens"] % KEY_TILE:
+            reasons.append(f"pages of {need.attrs['page_tokens']} tokens are no multiple of {KEY_TILE}")
+        if 2 * need.operands["inv_freq"].shape[0] != sizes.head_dim:
+            reasons.append("it rotates whole heads")
+        if not reasons:
+            named = (f"{name}.{link}" for link in range(_links(need)) for name in WEIGHTS)
+            reasons += [reason for name in named for reason in not_stored(need, name, self.element.value)][:1]
+        return reasons
+
+    def kv_layouts(self, need: OpNeed) -> Sequence[KVLayout]:
+        """See OpImplementation."""
+        return (kv_layout(need, self.element),)
+
+    def bind(self, need: OpNeed, context: BindContext) -> Sequence[Launch]:
+        """See OpImplementation. It keeps a table of addresses, and the words that blocks exchange."""
+        attrs, sizes, links = need.attrs, _sizes(need), _links(need)
+        module, warps = self.modules[sizes]
+        cache = context.operands["cache"]
+        stride = cache.nbytes // need.operands["cache"].shape[0]
+        table = [
+            address
+            for link in range(links)
+            for address in (
+                *(context.operands[f"{name}.{link}"].address for name in WEIGHTS),
+                cache.address + attrs[f"layer.{link}"] * stride,
+            )
+        ]
+        args = [
+            ptr(context.counts), ptr(context.keep(struct.pack(f"<{len(table)}Q", *table))),
+            *addresses(context, "x", "y", "inv_freq", "row_slot", "slots"), ptr(context.keep(bytes(WORD * sizes.words))),
+            i32(links), i32(attrs["page_tokens"]), i32(attrs["slot_stride"]), i32(attrs["table_offset"]),
+            f32(attrs["eps"]), f32(attrs["scale"]), f32(attrs["rope_scale"]),
+        ]  # fmt: skip
+        # Every block has rows of every matrix, or others could overtake it (resident_words.cuh).
+        geometry = Geometry((min(context.workers, sizes.hidden // 2), 1, 1), ((warps + 1) * WARP, 1, 1), SHARED)
+        kernel = context.backend.kernel(module, self.entry)
+        return (context.backend.prepare_launch(kernel, geometry, args, LaunchAttrs(cooperative=True)),)
+
+
+def _links(need: OpNeed) -> int:
+    return sum(name.startswith("layer.") for name in need.attrs)
+
+
+def _sizes(need: OpNeed) -> Sizes:
+    attrs, operands = need.attrs, need.operands
+    return Sizes(
+        operands["x"].shape[1],
+        operands["gate_weight.0"].shape[0],
+        attrs["q_heads"],
+        attrs["kv_heads"],
+        attrs["head_dim"],
+    )
+
+
+def chains() -> list[DecoderLayers]:
+    """All of them."""
+    return [DecoderLayers(element) for element in ELEMENTS]
