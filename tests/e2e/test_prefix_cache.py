@@ -1,5 +1,6 @@
 """A server that keeps what it computed: turns of a chat, several answers, and what it says of it."""
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -89,3 +90,22 @@ def test_it_can_be_turned_off(tmp_path_factory: pytest.TempPathFactory) -> None:
         assert running.gauge("atlas_kv_tokens_kept") == 0
     finally:
         assert running.stop() == 0
+
+
+def events(server: Server, path: str, **body: Any) -> list[dict[str, Any]]:
+    with server.http.stream("POST", path, json={"temperature": 0, "stream": True, **body}) as answer:
+        return [json.loads(line[6:]) for line in answer.iter_lines() if line.startswith("data: {")]
+
+
+def test_streams_tell_it_too(server: Server) -> None:
+    history = [{"role": "user", "content": f"In pieces. {LONG}"}]
+    total = post(server, "/v1/chat/completions", messages=history, max_tokens=3)["usage"]["prompt_tokens"]
+    found = (total - 1) // PAGE * PAGE
+    chat = events(
+        server, "/v1/chat/completions", messages=history, max_tokens=3, stream_options={"include_usage": True}
+    )
+    assert chat[-1]["usage"]["prompt_tokens_details"]["cached_tokens"] == found
+    start = events(server, "/v1/messages", messages=history, max_tokens=3)[0]["message"]["usage"]
+    assert (start["input_tokens"], start["cache_read_input_tokens"]) == (total - found, found)
+    response = events(server, "/v1/responses", input=history, max_output_tokens=3)[-1]["response"]["usage"]
+    assert response["input_tokens_details"]["cached_tokens"] == found
