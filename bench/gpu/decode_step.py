@@ -24,6 +24,7 @@ from typing import Any
 
 import made_up
 import numpy as np
+from floors import report
 
 from atlas_core.contracts.declarations import KernelRoot
 from atlas_core.contracts.ops import BindContext, Buffer
@@ -63,10 +64,6 @@ AGREE = 0.1
 Rounding alone makes up to 0.055 in 40 layers of a hybrid mixture (docs/measured-facts.md). A state that is lost, or one that is
 another sequence's, is worth 0.3 and more.
 """
-BANDWIDTH = 4.8e12
-"""Bytes a second that floors are reckoned with: the data sheet of the H200."""
-_ROUTERS = {"moe_route", "norm_route"}
-"""Ops that tell which experts were chosen."""
 _ROOTS = {"hopper": "atlas_plugin_hopper"}
 IMPLEMENTATIONS = list({i.name: i for i in (*baseline.implementations(), *hopper.implementations())}.values())
 """What the machine inherits, and its own; a name that is taken replaces its elder, as the assembly has it."""
@@ -273,20 +270,18 @@ class Bench:
         return _difference(np.concatenate(alone), self.run(self.step([first[-1:], second]), logits=True))
 
     def pipelined(self, context: int, steps: int, runner: Runner | None = None) -> float:
-        """Seconds a step as the engine runs them: one launched ahead, results delivered; from the end of one to that of the last."""
+        """Seconds a step as the engine runs them: one launched ahead, results delivered."""
         runner = runner or self.runner
         feedback = self.step([[-1]] * self.batch)
         self.run(self.step([[-1]] * self.batch, self.reset(context)), runner=runner)
-        before, ticket = runner.launch(feedback), runner.launch(feedback)
-        runner.collect(before)
+        ticket = runner.launch(feedback)
         began = time.perf_counter()
         for _ in range(steps):
             following = runner.launch(feedback)
             runner.collect(ticket)
             ticket = following
-        seconds = (time.perf_counter() - began) / steps
         runner.collect(ticket)
-        return seconds
+        return (time.perf_counter() - began) / (steps + 1)
 
     def operands(self, step: Step, bucket: int) -> dict[str, Buffer]:
         """Where the operands of a step of the plan lie."""
@@ -334,7 +329,7 @@ class Bench:
             operands = self.operands(step, 0)
             for launch in self.launches(step, operands, 0):
                 self.backend.enqueue(launch, self.stream)
-            if step.need.op in _ROUTERS:
+            if step.need.op in {"norm_route", "moe_route"}:
                 self.backend.synchronize(self.stream)
                 ids = np.empty(step.need.operands["experts"].shape, np.int32)
                 self.backend.copy_d2h(operands["experts"].address, ids.data.cast("B"))
@@ -383,20 +378,6 @@ class Bench:
         for graph in graphs.values():
             self.backend.destroy_graph(graph)
         return rows
-
-    def floors(self, distinct: Sequence[int]) -> dict[str, float]:
-        """Microseconds that the weights of all decode nodes of one implementation take to be read once, with so many experts a mixture."""
-        found: dict[str, float] = {}
-        for segment in self.plans[self.decode]:
-            for step in segment.steps:
-                for operand, value in step.node.operands.items():
-                    if value.kind != "weight" or step.need.op == "embed":
-                        continue
-                    shape = step.need.operands[operand].shape
-                    share = statistics.mean(distinct) / shape[0] if len(shape) == 3 and distinct else 1.0
-                    us = step.packings[operand].nbytes * share / BANDWIDTH * 1e6
-                    found[step.implementation.name] = found.get(step.implementation.name, 0.0) + us
-        return found
 
     def _chosen(self, step: Step) -> dict[str, Buffer]:
         """Random experts, distinct for each token, and equal weights: what lay there belongs to others by now."""
@@ -512,10 +493,7 @@ def main() -> None:
             for name, count, us in rows:
                 print(f"  {name:<60} {count:>4} launches {us:9.2f} us each {count * us:10.1f} us")
             if kind == "decode":
-                print("above the floor of the bytes, by implementation:")
-                for name, floor in bench.floors(distinct).items():
-                    spent = sum(count * us for row, count, us in rows if row.split()[0] == name)
-                    print(f"  {name:<60} {spent:9.1f} us, floor {floor:9.1f} us, above it {spent - floor:9.1f} us")
+                report(rows, bench.plans[bench.decode], distinct)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,26 @@
+# ruff: noqa: T201, INP001 -- a module of a script that prints
+"""What the nodes of a decode step take above the time that their weights need to be read once."""
+
+import statistics
+from collections.abc import Sequence
+
+from atlas_core.model.planner import PlannedSegment
+
+BANDWIDTH = 4.8e12
+"""Bytes a second: the data sheet of the H200."""
+
+
+def report(rows: Sequence[tuple[str, int, float]], segments: Sequence[PlannedSegment], distinct: Sequence[int]) -> None:
+    """Print it by implementation. ``rows``: (implementation and part, nodes, microseconds a node); ``distinct``: experts that mixtures read."""
+    floors: dict[str, float] = {}
+    for step in (step for segment in segments for step in segment.steps if step.need.op != "embed"):
+        for operand, value in step.node.operands.items():
+            if value.kind == "weight":
+                shape = step.need.operands[operand].shape
+                share = statistics.mean(distinct) / shape[0] if len(shape) == 3 and distinct else 1.0
+                us = step.packings[operand].nbytes * share / BANDWIDTH * 1e6
+                floors[step.implementation.name] = floors.get(step.implementation.name, 0.0) + us
+    print("above the floor of the bytes:")
+    for name, floor in floors.items():
+        spent = sum(count * us for row, count, us in rows if row.split()[0] == name)
+        print(f"  {name:<60} {spent:9.1f} us, floor {floor:9.1f} us, above it {spent - floor:9.1f} us")
