@@ -4,9 +4,9 @@ from collections.abc import Callable
 from ipaddress import IPv6Address, ip_address
 
 from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from atlas_core.server.boundary import record_of
+from atlas_core.server.boundary import noting, record_of
 from atlas_core.server.keys import Key, KeyRing
 from atlas_core.server.rates import RateLimiter
 from atlas_core.server.routes import RouteTable
@@ -91,15 +91,10 @@ class RateGuard:
             charge(due - charged)
             charged = due
 
-        async def settled(message: Message) -> None:
-            # Before the client knows that it has its answer: its next request may be here before the application returns.
-            if message["type"] == "http.response.body" and not message.get("more_body"):
-                settle()
-            await send(message)
-
         scope["state"]["charge"] = charge
         try:
-            await self._app(scope, receive, settled)
+            # Its next request may be here before the application returns.
+            await self._app(scope, receive, noting(send, settle))
         finally:
             settle()
 

@@ -61,6 +61,17 @@ def record_of(scope: Scope) -> Record:
     return record
 
 
+def noting(send: Send, note: Callable[[], None]) -> Send:
+    """``send`` that calls ``note`` before the last byte of an answer: what a client has, is counted."""
+
+    async def noted(message: Message) -> None:
+        if message["type"] == "http.response.body" and not message.get("more_body"):
+            note()
+        await send(message)
+
+    return noted
+
+
 class Tracing(Protocol):
     """Is told of every request when it has ended."""
 

@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from atlas_core.server.answer import Reading
 from atlas_core.server.body import parse_object, read_body
-from atlas_core.server.boundary import Record, json_response, record_of
+from atlas_core.server.boundary import Record, json_response, noting, record_of
 from atlas_core.server.faces import Face
 from atlas_core.server.generation import EventStream, collect, run, while_connected
 from atlas_core.server.lifecycle import Lifecycle
@@ -108,6 +108,7 @@ class Generation(Generic[R]):
         turn = await make_turn(self._face, service, model, request, arrival, scope)
         outputs = [Output() for _ in turn.sequences]
         shared = self._shared
+        send = noting(send, lambda: write_down(record, outputs, turn.n))
         try:
             if turn.stream:
                 stream = EventStream(

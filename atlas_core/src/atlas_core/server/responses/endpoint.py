@@ -12,7 +12,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.types import Receive, Scope, Send
 
 from atlas_core.server.body import parse_object, read_body
-from atlas_core.server.boundary import json_response, record_of
+from atlas_core.server.boundary import json_response, noting, record_of
 from atlas_core.server.chat import Chat
 from atlas_core.server.endpoint import STREAM_HEADERS, Shared, make_turn, served_name, write_down
 from atlas_core.server.errors import internal_error
@@ -101,6 +101,8 @@ class Responses:
             # A response in the background outlives its request, and so the record of that.
             written = None if request.background else record
             engine, outputs = service.engine, [Output()]
+            if written is not None:
+                send = noting(send, lambda: write_down(record, outputs, 1))
             stream = None
             if work.turn.stream and not request.background:
                 stream = EventStream(scope, send, STREAM_HEADERS, shared.options.ping_interval, work.writer, outputs)
