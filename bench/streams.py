@@ -5,7 +5,8 @@
 An engine whose device only takes its time makes ``rate`` tokens a second in all streams together; every token's text is the moment
 at which the engine made it. First the engine's loop alone, in this process, then the whole server over it: API process, engine
 process, HTTP and this client, on the same machine. The latency of a token is the time from then until this client has read its bytes,
-and until the kernel had them for it; what the loop alone takes is subtracted. CPU times are user and system time from /proc.
+and until the kernel had them for it; what the loop alone takes is subtracted. The goals are the server's, which is done when the bytes have
+arrived: when this client gets to them, on the same cores, is printed beside it. CPU times are user and system time from /proc.
 """
 # ruff: noqa: INP001, T201 (a script: it prints)
 
@@ -183,12 +184,12 @@ def main() -> int:
     print(
         f"{given.streams} streams, {given.rate:g} tokens/s in all, {os.cpu_count()} CPUs{', engine and server on one each' * apart}, load {load:.1f}; {writes} writes for {len(late)} tokens"
     )
-    found: dict[str, Any] = {name: whole[name] - loop[name] for name in whole}
+    found: dict[str, Any] = {name: arrived[name] - loop[name] for name in arrived}
     found["cpu"] = used[0] / counted * 1e6
     for name in whole:
         print(
-            f"{name}: {whole[name]:.2f} ms a token, the loop alone {loop[name]:.2f}: added {found[name]:.2f} ms (goal {GOALS[name]:g}); "
-            f"in the client's socket after {arrived[name]:.2f}, added {arrived[name] - loop[name]:.2f}"
+            f"{name}: {arrived[name]:.2f} ms a token, the loop alone {loop[name]:.2f}: added {found[name]:.2f} ms (goal {GOALS[name]:g}); "
+            f"read by the client after {whole[name]:.2f}, added {whole[name] - loop[name]:.2f}"
         )
     print(
         f"CPU of the API process: {found['cpu']:.1f} µs a token (goal {GOALS['cpu']:g}); of the engine: {used[1] / counted * 1e6:.1f}"
