@@ -9,6 +9,7 @@ from atlas_core.assembly.machine import Machine, choose_machine, kernel_tree
 from atlas_core.assembly.plan import settled
 from atlas_core.assembly.trial_process import Tell, report_of
 from atlas_core.conformance import run
+from atlas_core.conformance.backends import CHECKS, test_backend
 from atlas_core.conformance.codecs import WeightCodec, codecs_of, plain_codecs
 from atlas_core.conformance.results import Report, Result, Timing
 from atlas_core.contracts.backend import GpuBackend
@@ -40,9 +41,24 @@ def _test(registry: Registry, hardware: str, text: str, tell: Tell) -> None:
     machine = choose_machine(registry, hardware)
     backend = _open(machine)
     try:
-        tell(run.test(_subject(machine, backend), _options(registry, machine, text), tell, tell))
+        found = _test_backend(backend, text, tell)
+        report = run.test(_subject(machine, backend), _options(registry, machine, text), tell, tell)
+        report.results[:0] = found
+        tell(report)
     finally:
         backend.close()
+
+
+def _test_backend(backend: GpuBackend, text: str, tell: Tell) -> list[Result]:
+    """Memory, copies, streams and graphs come first: where they are wrong, nothing else can be right."""
+    name = backend.facts().name
+    results = []
+    for label, check in CHECKS.items():
+        if text in (begun := Result("backend", name, label, "begun")).id:
+            tell(begun)
+            results += test_backend(backend, {label: check}).results
+            tell(results[-1])
+    return results
 
 
 def bench_hardware(
