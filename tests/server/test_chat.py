@@ -21,7 +21,8 @@ def test_a_whole_answer(serve, kit):
     generated = len(kit.answer.encode()) + 1
     assert body["usage"] == {
         "prompt_tokens": len(prompt), "completion_tokens": generated, "total_tokens": len(prompt) + generated,
-        "prompt_tokens_details": {"cached_tokens": 1}, "completion_tokens_details": {"reasoning_tokens": 0},
+        "prompt_tokens_details": {"cached_tokens": 1, "cache_write_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": 0},
     }  # fmt: skip
     sent = server.engine.requests[0]
     assert sent.prompt == tuple(prompt)

@@ -153,3 +153,10 @@ def test_strict_names(serve, kit):
 def test_the_example_of_the_document(server):
     operation = server.app.table.find("/v1/embeddings")
     assert embed(server, **operation.example).status_code == 200
+
+
+def test_invocations_with_an_input_embed(server):
+    asked = {"input": ["ab", "c"], "encoding_format": "float"}
+    found = server.http.post("/invocations", json=asked).json()
+    assert found == server.http.post("/v1/embeddings", json=asked).json()
+    assert [len(entry["embedding"]) for entry in found["data"]] == [3, 3]

@@ -79,14 +79,14 @@ def test_a_start_that_fails_ends_the_server(kit):
     server.http.close()
 
 
-def test_models(serve):
+def test_models(serve, kit):
     server = serve()
     body = server.http.get("/v1/models").json()
     assert body["object"] == "list"
     assert [entry["id"] for entry in body["data"]] == ["tiny", "org/tiny"]
     assert body["data"][1] == {
         "id": "org/tiny", "object": "model", "created": 1700000000, "owned_by": "atlas", "root": "tiny", "parent": None,
-        "max_model_len": 512,
+        "max_model_len": 512, "meta": {"n_vocab": kit.vocab, "n_ctx": 512},
     }  # fmt: skip
     assert server.http.get("/v1/models/org/tiny").json() == body["data"][1]
     response = server.http.get("/v1/models/other")

@@ -1,7 +1,9 @@
 from dataclasses import replace
 
+import pytest
+
 from atlas_core import __version__
-from atlas_core.server.app import NOT_HERE
+from atlas_core.server.absent import ABSENT, absent
 from atlas_core.server.options import ServerOptions
 from atlas_core.settings import Settings, read_settings
 
@@ -46,13 +48,92 @@ def test_the_template_is_the_one_of_the_chat_endpoint(serve):
 
 def test_families_that_are_not_implemented(serve):
     server = serve()
-    for path in NOT_HERE:
+    for path, (why, cure) in ABSENT.items():
         for method, more in (("GET", ""), ("POST", ""), ("DELETE", "/some/id")):
+            if not more and path == "/v1/chat/completions":
+                continue
             answer = server.http.request(method, path + more)
             assert (answer.status_code, answer.json()["error"]["code"]) == (501, "not_implemented")
-            assert path in answer.json()["error"]["message"]
+            message = answer.json()["error"]["message"]
+            assert message.startswith(f"{path} is not implemented: {why}")
+            assert cure in message
             assert answer.headers["x-should-retry"] == "false"
         assert server.http.get(f"{path}x").status_code == 404
+
+
+def test_endpoints_that_clients_of_other_servers_probe_are_known():
+    probed = (
+        "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/lora/active", "/sleep", "/wake_up", "/is_sleeping",
+        "/release_memory_occupation", "/resume_memory_occupation", "/models/load", "/models/unload", "/pooling", "/api/chat",
+        "/v1/chat/completions/chatcmpl-1", "/v1/batches/b/cancel", "/v1/audio/speech", "/v1/images/edits", "/v1/moderations",
+    )  # fmt: skip
+    assert {absent(path).kind for path in probed} == {"not_implemented"}
+    assert [absent(path) for path in ("/v1/modelsx", "/", "/sleeping", "/v2/files", "/hardware")] == [None] * 5
+
+
+def test_stored_answers_are_told_apart_from_wrong_methods(serve):
+    server = serve()
+    answer = server.http.get("/v1/chat/completions")
+    assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
+    answer = server.http.get("/v1/chat/completions/chatcmpl-1")
+    assert (answer.status_code, "use /v1/responses" in answer.text) == (501, True)
+
+
+def test_names_as_ollamas_clients_look_for_them(serve):
+    server = serve()
+    assert server.http.get("/api/tags").json() == {
+        "models": [
+            {"name": name, "model": name, "modified_at": "2023-11-14T22:13:20Z", "digest": "fp-test"}
+            for name in ("tiny", "org/tiny")
+        ]
+    }
+    assert server.http.post("/api/tags").status_code == 405
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": TURNS, "seed": 1}),
+        ("/v1/completions", {"prompt": "The sky", "max_tokens": 4, "seed": 1}),
+    ],
+)
+def test_invocations_are_the_endpoint_whose_field_they_have(serve, kit, path, body):
+    server = serve()
+
+    def answer(path, **more):
+        return server.http.post(path, json={**body, **more})
+
+    found, meant = answer("/invocations").json(), answer(path).json()
+    same = ("object", "model", "choices", "usage")
+    assert [found[name] for name in same] == [meant[name] for name in same]
+    streamed = kit.events(answer("/invocations", stream=True).text)
+    assert len(streamed) == len(kit.events(answer(path, stream=True).text))
+    assert streamed[-1] == "[DONE]"
+    assert answer("/invocations", temperature=-1).json() == answer(path, temperature=-1).json()
+
+
+def test_invocations_embed(serve, kit):
+    server = serve()
+    asked = {"input": ["a"]}
+    found = server.http.post("/invocations", json=asked)
+    assert found.json() == server.http.post("/v1/embeddings", json=asked).json()
+    assert (found.status_code, found.json()["error"]["code"]) == (400, "no_embeddings")
+
+
+@pytest.mark.parametrize(
+    ("body", "field"), [({}, "messages"), ({"messages": TURNS, "prompt": "a"}, "prompt"), ({"inputs": "a"}, "messages")]
+)
+def test_invocations_that_could_be_anything(serve, body, field):
+    answer = serve().http.post("/invocations", json=body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, field)
+
+
+def test_a_client_of_invocations_that_leaves_ends_its_request(serve, kit):
+    server = serve(kit.engine(delay=0.05))
+    with server.http.stream("POST", "/invocations", json={"messages": TURNS, "stream": True}) as answer:
+        next(answer.iter_lines())
+    kit.until(lambda: not server.app.gate.inside)
+    assert len(server.engine.aborted) == 1
 
 
 def test_settings_have_sources_and_no_secrets(serve):

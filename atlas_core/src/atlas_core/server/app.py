@@ -16,6 +16,7 @@ from starlette.types import ASGIApp
 
 from atlas_core import __version__
 from atlas_core.server import shapes
+from atlas_core.server.absent import absent
 from atlas_core.server.auth import KeyGuard, RateGuard
 from atlas_core.server.background import in_background
 from atlas_core.server.boundary import Boundary, Tracing, json_response, record_of
@@ -27,6 +28,7 @@ from atlas_core.server.embeddings import Embeddings
 from atlas_core.server.endpoint import Generation, Shared
 from atlas_core.server.health import Health
 from atlas_core.server.info import Info
+from atlas_core.server.invocations import Invocations
 from atlas_core.server.keys import KeyRing
 from atlas_core.server.lifecycle import Lifecycle
 from atlas_core.server.limits import Gate
@@ -128,12 +130,13 @@ class Application:
         and which statuses only it has; authentication, limits, errors, metrics and the API document follow from that.
         """
         kept = responses(shared, self._store, self._jobs)
+        asked = [*_generation(shared), *Embeddings(shared).operations()]
         return [
-            *_generation(shared),
+            *asked,
+            Invocations(asked, shared).operation(),
             *kept,
             *messages.operations(shared),
             *Models(self.lifecycle).operations(),
-            *Embeddings(shared).operations(),
             *Tokens(shared).operations(),
             *Trial(shared).operations(),
             *self._own(),
@@ -202,16 +205,6 @@ GENERATION_STATUSES = frozenset({HTTPStatus.NOT_FOUND, HTTPStatus.TOO_MANY_REQUE
 """What an endpoint that generates may answer beside the usual: no such model, and no room."""
 
 
-NOT_HERE = tuple(
-    f"/v1/{name}"
-    for name in (
-        "assistants", "audio", "batches", "containers", "evals", "files", "fine_tuning", "images", "messages/batches", "moderations",
-        "realtime", "threads", "uploads", "vector_stores", "videos",
-    )
-)  # fmt: skip
-"""Families of endpoints that clients know and this server has not: told apart from paths that nobody knows."""
-
-
 def _nothing() -> None:
     return None
 
@@ -221,14 +214,9 @@ async def _refused_by_router(request: Request, error: Exception) -> Response:
     if not isinstance(error, HTTPException):
         raise error
     path = request.url.path[:128]
-    missing = next((name for name in NOT_HERE if path == name or path.startswith(f"{name}/")), None)
-    if missing is not None and error.status_code == HTTPStatus.NOT_FOUND:
-        raise RequestError(
-            f"{missing} is not implemented",
-            "this server answers conversations and texts only",
-            "",
-            kind="not_implemented",
-        )
+    known = absent(request.url.path) if error.status_code == HTTPStatus.NOT_FOUND else None
+    if known is not None:
+        raise known
     if error.status_code == HTTPStatus.NOT_FOUND:
         raise RequestError(f"there is no {path} here", "", "", kind="not_found", code="unknown_path")
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:

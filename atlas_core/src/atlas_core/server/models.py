@@ -34,6 +34,10 @@ class Models:
                 path="/v1/models/{id:path}", endpoint=self.one, summary="One model", tag="Models", answer=shapes.Model,
                 anthropic=shapes.ModelInfo,
             ),
+            Operation(
+                path="/api/tags", endpoint=self.tags, summary="The same, for clients of Ollama", tag="Models",
+                answer=shapes.ModelTags,
+            ),
         ]  # fmt: skip
 
     async def all(self, request: Request) -> Response:
@@ -52,6 +56,11 @@ class Models:
         if name not in service.model.names:
             raise unknown_model(name, service.model)
         return json_response((_info if "anthropic-version" in request.headers else _entry)(service, name))
+
+    async def tags(self, request: Request) -> Response:
+        """Every name, in the shape in which clients look for Ollama's models. Raises EngineError when the model is not ready."""
+        service = self._lifecycle.service()
+        return json_response({"models": [_tag(service, name) for name in service.model.names]})
 
 
 def page(names: tuple[str, ...], query: Mapping[str, str]) -> tuple[tuple[str, ...], bool]:
@@ -84,7 +93,16 @@ def _entry(service: Service, name: str) -> dict[str, Any]:
         "root": service.model.names[0],
         "parent": None,
         "max_model_len": service.engine.info.max_seq_len,
+        "meta": {"n_vocab": service.engine.info.vocab_size, "n_ctx": service.engine.info.max_seq_len},
     }
+
+
+def _tag(service: Service, name: str) -> dict[str, Any]:
+    return {"name": name, "model": name, "modified_at": _moment(service), "digest": service.engine.info.fingerprint}
+
+
+def _moment(service: Service) -> str:
+    return datetime.fromtimestamp(service.model.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _info(service: Service, name: str) -> dict[str, Any]:
@@ -93,7 +111,7 @@ def _info(service: Service, name: str) -> dict[str, Any]:
         "id": name,
         "type": "model",
         "display_name": name,
-        "created_at": datetime.fromtimestamp(service.model.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "created_at": _moment(service),
         "lifecycle": "active",
         "max_input_tokens": context - 1,
         "max_tokens": context,

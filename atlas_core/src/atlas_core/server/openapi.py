@@ -73,7 +73,7 @@ def _operation(
     if parameters:
         found["parameters"] = parameters
     if operation.body is not None:
-        content: dict[str, Any] = {"schema": known[id(operation.body)]}
+        content: dict[str, Any] = {"schema": _any_of(operation, "body", known)}
         if operation.example is not None:
             content["example"] = operation.example
         found["requestBody"] = {"required": not operation.body_optional, "content": {JSON: content}}
@@ -112,9 +112,10 @@ def _query_parameters(
 def _responses(operation: Operation, known: Mapping[int, Any]) -> dict[str, Any]:
     content: dict[str, Any] = {TEXT: {"schema": {"type": "string"}}}
     if operation.media == JSON:
-        content = {JSON: {"schema": _either(operation.answer, operation.anthropic, known)}}
+        answer = _any_of(operation, "answer", known)
+        content = {JSON: {"schema": _either(answer, operation.anthropic, known)}}
     if operation.events is not None:
-        content[EVENTS] = {"schema": _event(known[id(operation.events)], operation.last)}
+        content[EVENTS] = {"schema": _event(_any_of(operation, "events", known), operation.last)}
     id_headers = dict.fromkeys(operation.errors.headers, _REQUEST_ID)
     found: dict[str, Any] = {
         str(int(operation.status)): {"description": "The answer.", "headers": id_headers, "content": content}
@@ -124,15 +125,22 @@ def _responses(operation: Operation, known: Mapping[int, Any]) -> dict[str, Any]
         found[str(status)] = {"description": _phrase(status), "headers": id_headers, "content": content}
     for status in operation.all_statuses:
         headers = id_headers | ({"retry-after": _RETRY_AFTER} if status == HTTPStatus.TOO_MANY_REQUESTS else {})
-        error = _either(operation.errors.schema, operation.anthropic and ANTHROPIC.schema, known)
+        error = _either(known[id(operation.errors.schema)], operation.anthropic and ANTHROPIC.schema, known)
         found[str(status)] = {
             "description": _phrase(status), "headers": headers, "content": {JSON: {"schema": error}},
         }  # fmt: skip
     return found
 
 
-def _either(kind: Any, other: Any, known: Mapping[int, Any]) -> Any:
-    return known[id(kind)] if other is None else {"anyOf": [known[id(kind)], known[id(other)]]}
+def _any_of(operation: Operation, member: str, known: Mapping[int, Any]) -> Any:
+    """The schema of a ``member`` of an operation, or of all those that it may be."""
+    kinds = [getattr(each, member) for each in operation.either or (operation,)]
+    found = [known[id(kind)] for kind in kinds if kind is not None]
+    return found[0] if len(found) == 1 else {"anyOf": found}
+
+
+def _either(schema: Any, other: Any, known: Mapping[int, Any]) -> Any:
+    return schema if other is None else {"anyOf": [schema, known[id(other)]]}
 
 
 def _event(data: Any, last: str | None) -> dict[str, Any]:

@@ -25,6 +25,7 @@ class Operation:
     and needs are added to them (see ``all_statuses``). ``needs_model`` is false where loading makes no difference. ``open`` asks for
     no key, and ``metered`` says whether rate limits count it. ``errors`` is how its errors are told. ``anthropic`` is the schema of the
     answer to requests with the header anthropic-version, where that is another one; their errors are told as Anthropic's.
+    ``either`` are the operations of which this one is any, as the body says; what it reads and answers is theirs.
     """
 
     path: str
@@ -48,6 +49,7 @@ class Operation:
     metered: bool = True
     errors: ErrorFace = field(default=OPENAI)
     anthropic: Any = None
+    either: tuple["Operation", ...] = ()
 
     @property
     def all_statuses(self) -> list[int]:
@@ -65,6 +67,8 @@ class Operation:
             found.add(HTTPStatus.NOT_FOUND)
         if self.needs_model:
             found.add(HTTPStatus.SERVICE_UNAVAILABLE)
+        for each in self.either:
+            found.update(each.all_statuses)
         return sorted({self.errors.status(int(status)) for status in found} - self.also.keys())
 
 

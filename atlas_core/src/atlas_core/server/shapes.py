@@ -8,9 +8,10 @@ Finish = Literal["stop", "length", "tool_calls", "content_filter", "function_cal
 
 
 class PromptDetails(Struct):
-    """``cached_tokens``: those that were not computed again."""
+    """``cached_tokens``: those that were not computed again. What is written into the cache is not counted."""
 
     cached_tokens: int
+    cache_write_tokens: int
 
 
 class CompletionDetails(Struct):
@@ -178,6 +179,13 @@ class TextCompletion(Struct):
     usage: Usage | UnsetType | None = UNSET
 
 
+class ModelMeta(Struct):
+    """Entries of the vocabulary, and tokens of the context, under llama.cpp's names."""
+
+    n_vocab: int
+    n_ctx: int
+
+
 class Model(Struct):
     """A name that the model answers to. ``created`` is Unix time, seconds."""
 
@@ -188,6 +196,7 @@ class Model(Struct):
     root: str
     parent: str | None
     max_model_len: int
+    meta: ModelMeta
 
 
 class ModelList(Struct):
@@ -195,6 +204,21 @@ class ModelList(Struct):
 
     object: Literal["list"]
     data: list[Model]
+
+
+class ModelTag(Struct):
+    """A name that the model answers to, as Ollama tells it. ``digest`` identifies model, plugins and settings."""
+
+    name: str
+    model: str
+    modified_at: str
+    digest: str
+
+
+class ModelTags(Struct):
+    """Every name that the model answers to."""
+
+    models: list[ModelTag]
 
 
 class Piece(Struct):

@@ -110,6 +110,10 @@ def usage(outputs: Iterable[Output], n: int) -> UsageObject:
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": sum(output.cached_tokens for output in outputs[::n])},
+        # Everything is kept without being asked, and nobody pays for it: 0, on every face.
+        "prompt_tokens_details": {
+            "cached_tokens": sum(output.cached_tokens for output in outputs[::n]),
+            "cache_write_tokens": 0,
+        },
         "completion_tokens_details": {"reasoning_tokens": sum(output.reasoning_tokens for output in outputs)},
     }
