@@ -9,8 +9,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from atlas_core import __version__
+from atlas_core.server.aliases import NAMES
 from atlas_core.server.options import ServerOptions
 from atlas_core.server.ports import Service
+from atlas_core.settings import read_settings
 from atlas_core.vocab.errors import CheckpointError
 from atlas_core.vocab.messages import Gauges, Progress
 
@@ -236,6 +238,38 @@ def test_names_of_another_server(serve, kit):
     assert not [name for name in found if name.startswith("vllm:") and "_created" in name]
     families = {family.name for family in text_string_to_metric_families(server.http.get("/metrics").text)}
     assert {"vllm:num_requests_running", "atlas_requests_running"} <= families
+
+
+def test_names_of_further_servers(serve, kit):
+    server = serve(kit.engine(delay=0.001), metrics_aliases=("sglang", "llamacpp"))
+    server.chat(max_tokens=3)
+    kit.until(lambda: samples(server)["atlas_sequence_latency_seconds_count"] == 1)
+    found = samples(server)
+    own = {
+        "sglang:num_running_reqs": "requests_running", "sglang:num_queue_reqs": "requests_waiting",
+        "sglang:token_usage": "kv_usage_ratio", "sglang:num_used_tokens": "kv_tokens_used",
+        "sglang:prompt_tokens_total": "prompt_tokens_total", "sglang:generation_tokens_total": "generation_tokens_total",
+        "sglang:cached_tokens_total": "cached_tokens_total",
+        "sglang:time_to_first_token_seconds_sum": "time_to_first_token_seconds_sum",
+        "sglang:inter_token_latency_seconds_count": "inter_token_latency_seconds_count",
+        "sglang:e2e_request_latency_seconds_sum": "sequence_latency_seconds_sum",
+        "llamacpp:requests_processing": "requests_running", "llamacpp:requests_deferred": "requests_waiting",
+        "llamacpp:prompt_tokens_total": "prompt_tokens_total", "llamacpp:tokens_predicted_total": "generation_tokens_total",
+    }  # fmt: skip
+    assert {name: found[f'{name}{{model_name="tiny"}}'] for name in own} == {
+        name: found[f"atlas_{ours}"] for name, ours in own.items()
+    }
+    assert found['llamacpp:tokens_predicted_total{model_name="tiny"}'] == 3
+    assert not [name for name in found if name.startswith("vllm:")]
+
+
+def test_no_alias_leads_nowhere_and_all_can_be_asked_for(serve):
+    server = serve(metrics_aliases=tuple(NAMES))
+    families = text_string_to_metric_families(server.http.get("/metrics").text)
+    own = {family.name.removesuffix("_info") for family in families}
+    for _, names in NAMES.values():
+        assert names.keys() <= own
+    assert read_settings({"metrics_aliases": tuple(NAMES)}, {}).metrics_aliases == tuple(NAMES)
 
 
 def test_no_other_names_unless_asked_for(serve):

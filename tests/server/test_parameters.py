@@ -94,6 +94,12 @@ def test_edges_that_are_accepted(body):
         ({"min_tokens": 6, "max_tokens": 5}, "min_tokens"), ({"stream": 1}, "stream"), ({"stream_options": {"include_usage": "yes"}}, "stream_options.include_usage"),
         ({"audio": {}}, "audio"), ({"modalities": ["text", "audio"]}, "modalities"),
         ({"tools": 5}, "tools"), ({"tool_choice": 5}, "tool_choice"), ({"response_format": "json"}, "response_format"), ({"top_n_sigma": 1.0}, "top_n_sigma"), ({"echo": True}, "echo"),
+        ({"reasoning_effort": "unheard"}, "reasoning_effort"), ({"reasoning": {"effort": "unheard"}}, "reasoning.effort"),
+        ({"thinking": {"type": "on"}}, "thinking.type"), ({"thinking": {"type": "enabled", "budget_tokens": -1}}, "thinking.budget_tokens"),
+        ({"enable_thinking": "no"}, "enable_thinking"), ({"thinking_budget": -1}, "thinking_budget"), ({"max_thinking_tokens": "9"}, "max_thinking_tokens"),
+        ({"timeout": 5}, "timeout"), ({"num_beams": 2}, "num_beams"), ({"src_lang": "de"}, "src_lang"), ({"tgt_lang": "en"}, "tgt_lang"),
+        ({"repetition_detection": {"min_count": 3}}, "repetition_detection"), ({"report_expert_metadata": True}, "report_expert_metadata"),
+        ({"lora_path": "a"}, "lora_path"), ({"repeat_penalty": 1.1}, "repeat_penalty"), ({"stop_regex": "a+"}, "stop_regex"),
     ],
 )  # fmt: skip
 def test_what_is_refused_names_the_field(body, field):
@@ -104,7 +110,7 @@ def test_what_is_refused_names_the_field(body, field):
 
 
 @pytest.mark.parametrize("body", [{"tools": []}, {"tool_choice": "auto"}, {"response_format": {"type": "text"}}, {"modalities": ["text"]},
-                                  {"user": "u", "metadata": {"a": "b"}, "store": True, "service_tier": "auto"}, {"brand_new": 1}])  # fmt: skip
+                                  {"num_beams": 1, "repeat_penalty": 1.0, "report_expert_metadata": False}, {"user": "u", "metadata": {"a": "b"}, "store": True, "service_tier": "auto"}, {"brand_new": 1}])  # fmt: skip
 def test_values_that_change_nothing_are_accepted(body):
     assert params(**body) == SamplingParams()
 

@@ -31,7 +31,7 @@ USER = {"role": "user", "content": "weather?"}
 def server(serve, kit):
     """A server whose model answers with ``answers``, one after the other."""
 
-    def start(*answers, dialect="hermes", ends=True, chunk=3, **changes):
+    def start(*answers, dialect="hermes", ends=True, chunk=3, options=None, **changes):
         queue = list(answers)
         engine = kit.engine(
             answer=lambda request: kit.deltas(
@@ -41,7 +41,7 @@ def server(serve, kit):
         )  # fmt: skip
         template = ChatTemplate(TEMPLATE, {}, strftime=time.strftime)
         speech = kit.speech("", tools=(dialect,), reasoning=("think",))
-        return serve(engine, served=kit.model(template=template, speech=speech, **changes))
+        return serve(engine, served=kit.model(template=template, speech=speech, **changes), **(options or {}))
 
     return start
 
@@ -251,6 +251,30 @@ def test_the_state_is_that_of_the_prompts_end(server, sdk, stream):
     assert (content or None, thought) == (None, "so")
 
 
+@pytest.mark.parametrize("names", [("reasoning",), ("reasoning_content", "reasoning")])
+def test_thoughts_under_the_names_that_the_operator_chose(server, kit, names):
+    running = server("so</think>\n\nYes.", options={"reasoning_names": names})
+    body = {"messages": [USER], "enable_thinking": True}
+    message = running.http.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]
+    assert {name: text for name, text in message.items() if "reasoning" in name} == dict.fromkeys(names, "so")
+    stream = kit.events(running.http.post("/v1/chat/completions", json={**body, "stream": True}).text)
+    deltas = [json.loads(payload)["choices"][0]["delta"] for payload in stream[:-1]]
+    assert {name for delta in deltas for name in delta if "reasoning" in name} == set(names)
+    assert ["".join(delta.get(name, "") for delta in deltas) for name in names] == ["so"] * len(names)
+
+
+def test_a_thought_is_asked_for_and_forbidden_by_the_names_of_other_servers(server):
+    running = server("x")
+    for body in ({"enable_thinking": True}, {"thinking": {"type": "enabled", "budget_tokens": 5}}):
+        running.http.post("/v1/chat/completions", json={"messages": [USER], **body})
+        assert prompt(running).endswith("[assistant]<think>\n")
+    assert running.engine.requests[-1].thinking.budget == 5
+    on = {"messages": [USER], "chat_template_kwargs": {"enable_thinking": True}}
+    for body in ({"enable_thinking": False}, {"thinking": {"type": "disabled"}}, {"reasoning": {"effort": "none"}}):
+        running.http.post("/v1/chat/completions", json={**on, **body})
+        assert prompt(running).endswith("[assistant]")
+
+
 def test_the_engine_is_told_about_thoughts(server):
     running = server("x", thinking_budget=7)
     body = {"messages": [USER], "chat_template_kwargs": {"enable_thinking": True}}
@@ -260,7 +284,7 @@ def test_the_engine_is_told_about_thoughts(server):
     assert bytes(thinking.end_ids) == b"</think>"
     running.http.post("/v1/chat/completions", json={**body, "thinking_token_budget": 3})
     assert running.engine.requests[-1].thinking.budget == 3
-    efforts = {"minimal": 1, "low": 3, "medium": 7, "high": 14, "xhigh": 28, "max": 28, "unheard": 7}
+    efforts = {"minimal": 1, "low": 3, "medium": 7, "high": 14, "xhigh": 28, "max": 28}
     for effort, budget in efforts.items():
         running.http.post("/v1/chat/completions", json={**body, "reasoning_effort": effort})
         assert running.engine.requests[-1].thinking.budget == budget

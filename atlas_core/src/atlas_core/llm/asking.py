@@ -22,7 +22,8 @@ R = TypeVar("R", bound=Request)
 _FOREIGN = frozenset(
     {
         "model", "prompt", "messages", "stream", "stream_options", "return_token_ids", "echo", "suffix", "tools", "tool_choice",
-        "parallel_tool_calls", "response_format", "structured_outputs", "thinking_token_budget",
+        "parallel_tool_calls", "response_format", "structured_outputs", "thinking_token_budget", "thinking_budget",
+        "max_thinking_tokens", "thinking", "enable_thinking", "reasoning",
     }
 )  # fmt: skip
 """Fields of the endpoints that a call has an argument for, or no use."""

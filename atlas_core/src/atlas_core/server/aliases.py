@@ -27,9 +27,29 @@ _VLLM: Mapping[str, str] = {
     "atlas_preemptions": "num_preemptions",
     "atlas_cache_config": "cache_config",
 }
+_SGLANG: Mapping[str, str] = {
+    "atlas_requests_running": "num_running_reqs",
+    "atlas_requests_waiting": "num_queue_reqs",
+    "atlas_kv_usage_ratio": "token_usage",
+    "atlas_kv_tokens_used": "num_used_tokens",
+    "atlas_prompt_tokens": "prompt_tokens",
+    "atlas_cached_tokens": "cached_tokens",
+    "atlas_generation_tokens": "generation_tokens",
+    "atlas_time_to_first_token_seconds": "time_to_first_token_seconds",
+    "atlas_inter_token_latency_seconds": "inter_token_latency_seconds",
+    "atlas_sequence_latency_seconds": "e2e_request_latency_seconds",
+}
+_LLAMACPP: Mapping[str, str] = {
+    "atlas_requests_running": "requests_processing",
+    "atlas_requests_waiting": "requests_deferred",
+    "atlas_prompt_tokens": "prompt_tokens",
+    "atlas_generation_tokens": "tokens_predicted",
+}
 _LABELS: Mapping[str, str] = {"reason": "finished_reason", "page_tokens": "block_size", "pages": "num_gpu_blocks"}
 
-NAMES: Mapping[str, tuple[str, Mapping[str, str]]] = MappingProxyType({"vllm": ("vllm:", _VLLM)})
+NAMES: Mapping[str, tuple[str, Mapping[str, str]]] = MappingProxyType(
+    {"vllm": ("vllm:", _VLLM), "sglang": ("sglang:", _SGLANG), "llamacpp": ("llamacpp:", _LLAMACPP)}
+)
 """By server: the prefix of its names, and its names of ours, several with blanks between them."""
 
 

@@ -185,7 +185,7 @@ class Application:
 def _generation(shared: Shared) -> list[Operation]:
     return [
         Operation(
-            path="/v1/chat/completions", method="POST", endpoint=Generation(Chat(), shared), summary="Answer a conversation",
+            path="/v1/chat/completions", method="POST", endpoint=Generation(Chat(shared.options.reasoning_names), shared), summary="Answer a conversation",
             tag="Generation", body=ChatRequest, example={"messages": [{"role": "user", "content": "What is gravity?"}]}, answer=shapes.ChatCompletion, events=shapes.ChatCompletionChunk, last="[DONE]",
             statuses=GENERATION_STATUSES,
         ),

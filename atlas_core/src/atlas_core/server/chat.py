@@ -5,13 +5,14 @@ from typing import Any
 
 from atlas_core.contracts.dialect import Text
 from atlas_core.server.answer import AnswerEvent, AnswerReader, Arguments, Call, Reading, Thought, read_message
-from atlas_core.server.conversation import ToolUse, tool_use
+from atlas_core.server.conversation import REASONING, ToolUse, tool_use
 from atlas_core.server.logprobs import chat_logprobs, prompt_logprobs
 from atlas_core.server.ports import ServedModel
 from atlas_core.server.prompt import Conversation, encode_pieces, render
 from atlas_core.server.schema import ChatRequest, read_request, unknown_fields
 from atlas_core.server.sse import DONE, Chunks, ChunkTemplate, encode
 from atlas_core.server.structured import answer_grammar
+from atlas_core.server.thinking import thinking_wish
 from atlas_core.server.translate import check_prompt
 from atlas_core.server.turn import Output, Prompt, Turn, usage
 from atlas_core.text.dialect.thought import Opening
@@ -23,16 +24,13 @@ _ROLE = b'{"role":"assistant","content":""}'
 _NOTHING_ELSE = b'},"logprobs":null,"finish_reason":null}'
 
 
-_EFFORTS = {"minimal": 0.25, "low": 0.5, "medium": 1.0, "high": 2.0, "xhigh": 4.0, "max": 4.0}
-"""What an effort makes of the operator's budget for thoughts."""
-_TOLD = {"xhigh": "high", "max": "high"}
-"""Efforts under the name that chat templates know."""
-
-
 class Chat:
-    """The chat face."""
+    """The chat face. ``reasoning`` are the names under which answers have thoughts."""
 
     id_prefix = "chatcmpl-"
+
+    def __init__(self, reasoning: Sequence[str] = REASONING[:1]) -> None:
+        self._reasoning = tuple(reasoning)
 
     def read(self, body: Mapping[str, Any]) -> tuple[ChatRequest, list[str]]:
         """See Face."""
@@ -53,15 +51,13 @@ class Chat:
         """One prompt: the messages, as the model's template writes them."""
         use = _tools(request, model)
         answers = _answers(request, model, use)
-        extra = dict(request.chat_template_kwargs or {})
-        if request.reasoning_effort is not None:
-            extra.setdefault("reasoning_effort", _TOLD.get(request.reasoning_effort, request.reasoning_effort))
+        wish = thinking_wish(request, model.thinking_budget)
+        extra = dict(wish.variables)
         if request.verbosity is not None:
             extra.setdefault("verbosity", request.verbosity)
-        budget = _budget(request, model)
         asked = Conversation(
             request.messages, use.declared, request.add_generation_prompt, bool(request.continue_final_message), extra,
-            thinking=model.thinking and budget != 0 and request.reasoning_effort != "none",
+            thinking=model.thinking and wish.wanted,
         )  # fmt: skip
         pieces, opening = render(model, asked)
         # The template has printed what belongs round the text.
@@ -70,13 +66,15 @@ class Chat:
         if answers:
             grammar = whole_grammar(answers, model.speech.reasoning, opening)
             check(grammar, _form_field(request))
-        return [Prompt(check_prompt(ids, info, "messages"), "", opening, grammar, _thinking(model, opening, budget))]
+        return [
+            Prompt(check_prompt(ids, info, "messages"), "", opening, grammar, _thinking(model, opening, wish.budget))
+        ]
 
     def whole(self, turn: Turn, outputs: Sequence[Output]) -> dict[str, Any]:
         """A ``chat.completion``."""
         body = {
             **_envelope(turn, "chat.completion"),
-            "choices": [_choice(turn, index, output) for index, output in enumerate(outputs)],
+            "choices": [_choice(turn, index, output, self._reasoning) for index, output in enumerate(outputs)],
             "usage": usage(outputs, turn.n),
         }
         if turn.prompt_logprobs is not None:
@@ -85,14 +83,15 @@ class Chat:
 
     def writer(self, turn: Turn) -> "ChatChunks":
         """A writer of ``chat.completion.chunk`` events."""
-        return ChatChunks(turn)
+        return ChatChunks(turn, self._reasoning)
 
 
 class ChatChunks(Chunks):
     """First a delta with the role, then deltas with what the answer gains, last an empty one with the finish reason."""
 
-    def __init__(self, turn: Turn) -> None:
+    def __init__(self, turn: Turn, reasoning: Sequence[str] = REASONING[:1]) -> None:
         self._turn = turn
+        self._reasoning = reasoning
         self._template = ChunkTemplate(_envelope(turn, "chat.completion.chunk"), usage_null=turn.include_usage)
         self._opened = [False] * len(turn.sequences)
         self._heads = [f'{{"index":{index},"delta":'.encode() for index in range(len(turn.sequences))]
@@ -114,7 +113,7 @@ class ChatChunks(Chunks):
         gained = [*reader.push(delta.text)]
         if delta.finish is not None:
             gained += reader.finish(cut=delta.finish == "length")
-        pieces = [_delta(event) for event in gained]
+        pieces = [_delta(event, self._reasoning) for event in gained]
         if not pieces and ((delta.logprobs and self._turn.wants_logprobs) or (delta.tokens and self._turn.token_ids)):
             pieces = [{"content": ""}]
         for number, piece in enumerate(pieces):
@@ -186,16 +185,6 @@ def _form_field(request: ChatRequest) -> str:
     return "structured_outputs" if request.structured_outputs else "tool_choice"
 
 
-def _budget(request: ChatRequest, model: ServedModel) -> int | None:
-    """Most tokens of a thought: what the operator gives at this effort, or what the request asks for, whichever is less."""
-    limits = [] if request.thinking_token_budget is None else [request.thinking_token_budget]
-    if model.thinking_budget is not None:
-        scaled = model.thinking_budget * _EFFORTS.get(request.reasoning_effort or "medium", 1.0)
-        # The smallest effort still is one; none at all is what the effort none asks for.
-        limits.append(max(min(1, model.thinking_budget), int(scaled)))
-    return min(limits, default=None)
-
-
 def _thinking(model: ServedModel, opening: Opening, budget: int | None) -> Thinking | None:
     syntax = model.speech.reasoning
     if syntax is None or opening == "closed":
@@ -204,10 +193,10 @@ def _thinking(model: ServedModel, opening: Opening, budget: int | None) -> Think
     return Thinking(syntax.start, syntax.end, opening == "open", budget, tuple(ids))
 
 
-def _delta(event: AnswerEvent) -> dict[str, Any]:
+def _delta(event: AnswerEvent, reasoning: Sequence[str]) -> dict[str, Any]:
     match event:
         case Thought(text):
-            return {"reasoning_content": text}
+            return dict.fromkeys(reasoning, text)
         case Text(text):
             return {"content": text}
         case Call(index, call_id, name):
@@ -223,12 +212,12 @@ def _envelope(turn: Turn, kind: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _choice(turn: Turn, index: int, output: Output) -> dict[str, Any]:
+def _choice(turn: Turn, index: int, output: Output, reasoning: Sequence[str]) -> dict[str, Any]:
     found = read_message(turn.reading, turn.prompt_of(index).opening, output.text, output.finish)
     silent = not found.content and (found.calls or found.reasoning)
     message: dict[str, Any] = {"role": "assistant", "content": None if silent else found.content, "refusal": None}
     if found.reasoning:
-        message["reasoning_content"] = found.reasoning
+        message |= dict.fromkeys(reasoning, found.reasoning)
     if found.calls:
         message["tool_calls"] = [
             {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}

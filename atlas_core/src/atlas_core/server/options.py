@@ -15,6 +15,7 @@ class ServerOptions:
     ``strict_model`` answers 404 to requests for a model of another name, which are served otherwise. ``json_logs`` writes one
     JSON object a request instead of a line of text. ``api_keys_file`` has further keys; ``public_metrics`` are read without one.
     ``rates`` are those of one client. ``cors_origins`` are the origins whose pages may ask, ``*`` being all.
+    ``reasoning_names`` are what chat answers call thoughts.
     ``metrics_aliases`` name other servers whose names of metrics are told beside our own.
     ``loopback``: only this machine can reach the server.
     ``tls`` are the paths of a chain of certificates and of its key. ``settings`` is what the operator may look up.
@@ -33,6 +34,7 @@ class ServerOptions:
     body_timeout: float = 60.0
     cors_origins: tuple[str, ...] = ()
     metrics_aliases: tuple[str, ...] = ()
+    reasoning_names: tuple[str, ...] = ("reasoning_content",)
     loopback: bool = True
     tls: tuple[Path, Path] | None = None
     settings: Settings | None = None
@@ -62,6 +64,7 @@ class ServerOptions:
             body_timeout=settings.body_timeout,
             cors_origins=settings.cors_origin,
             metrics_aliases=settings.metrics_aliases,
+            reasoning_names=settings.reasoning_name or ("reasoning_content",),
             tls=(Path(settings.tls_cert), Path(settings.tls_key)) if settings.tls_cert and settings.tls_key else None,
             settings=settings,
         )

@@ -7,13 +7,12 @@ from typing import Any
 from atlas_core.contracts.dialect import ReasoningSyntax
 from atlas_core.server.conversation import check_messages, with_failures, with_ids, with_thoughts
 from atlas_core.server.ports import ServedModel, Tokenizer
+from atlas_core.server.thinking import SWITCHES
 from atlas_core.text.dialect.thought import Opening, continued, opening
 from atlas_core.text.guard import Guard
 from atlas_core.vocab.errors import RequestError
 
 Pieces = Sequence[tuple[str, bool]]
-_THOUGHTLESS = ("enable_thinking", "thinking")
-"""Variables by which templates are told that there shall be no thought."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +46,7 @@ def render(model: ServedModel, asked: Conversation) -> tuple[Pieces, Opening]:
         )  # fmt: skip
     length = model.speech.tools.call_id_length if model.speech.tools else 0
     messages = with_ids(with_failures(with_thoughts(asked.messages)), length)
-    extra = dict(asked.extra or {}) | (dict.fromkeys(_THOUGHTLESS, False) if not asked.thinking else {})
+    extra = dict(asked.extra or {}) | (dict.fromkeys(SWITCHES, False) if not asked.thinking else {})
     guard = Guard(model.tokenizer.special_tokens, [messages, asked.tools, extra])
     text = template.render(
         guard.conceal(messages),

@@ -23,6 +23,7 @@ Fraction = Annotated[float, Meta(ge=0.0, le=1.0)]
 Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
 Bias = Annotated[float, Meta(ge=-100.0, le=100.0)]
 StopText = Annotated[str, Meta(min_length=1)]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Salt = Annotated[str, Meta(min_length=1, max_length=1024)]
 
 
@@ -31,6 +32,22 @@ class StreamOptions(Struct, kw_only=True):
 
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
+
+
+class ThinkingField(Struct, kw_only=True):
+    """Whether there is a thought, and the most tokens of it, as some clients spell it. ``adaptive`` leaves the length to the model."""
+
+    type: Literal["enabled", "adaptive", "disabled"]
+    budget_tokens: NotNegative | None = None
+
+
+class ReasoningField(Struct, kw_only=True):
+    """``reasoning_effort``, as the responses endpoint spells it, and what routers put beside it. Thoughts are never excluded."""
+
+    effort: Effort | None = None
+    enabled: bool | None = None
+    max_tokens: NotNegative | None = None
+    exclude: bool | None = None
 
 
 class Request(Struct, kw_only=True):
@@ -70,7 +87,8 @@ class Request(Struct, kw_only=True):
 class ChatRequest(Request, kw_only=True):
     """``POST /v1/chat/completions``. ``max_completion_tokens`` wins over ``max_tokens``; neither means up to the context size.
 
-    ``thinking_token_budget`` is the most tokens of a thought; 0 asks for none. ``verbosity`` is a variable of the chat template.
+    ``thinking_token_budget`` is the most tokens of a thought; 0 asks for none. ``thinking_budget``, ``max_thinking_tokens``,
+    ``thinking`` and ``enable_thinking`` are other spellings in use; see server.thinking. ``verbosity`` is a variable of the chat template.
     """
 
     messages: Annotated[list[dict[str, Any]], Meta(min_length=1)]
@@ -80,7 +98,12 @@ class ChatRequest(Request, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    reasoning_effort: str | None = None
+    reasoning_effort: Effort | None = None
+    reasoning: ReasoningField | None = None
+    enable_thinking: bool | None = None
+    thinking: ThinkingField | None = None
+    thinking_budget: NotNegative | None = None
+    max_thinking_tokens: NotNegative | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
     thinking_token_budget: NotNegative | None = None
     tools: list[dict[str, Any]] | None = None
@@ -153,25 +176,29 @@ class DetokenizeRequest(Struct, kw_only=True):
     tokens: list[NotNegative]
 
 
-_NEUTRAL_EVERYWHERE: Mapping[str, tuple[Any, ...]] = {
+NEUTRAL_EVERYWHERE: Mapping[str, tuple[Any, ...]] = {
     "guided_json": (), "guided_regex": (),
     "guided_choice": (), "guided_grammar": (), "json_schema": (), "grammar": ("",), "regex": (), "ebnf": (),
     "use_beam_search": (False,), "length_penalty": (1.0,), "early_stopping": (False,), "bad_words": ([],),
     "allowed_token_ids": (), "logits_processors": ([],), "truncate_prompt_tokens": (),
     "priority": (0,), "top_n_sigma": (), "typical_p": (1.0,), "tfs_z": (1.0,),
     "mirostat": (0,), "dry_multiplier": (0.0,), "xtc_probability": (0.0,), "dynatemp_range": (0.0,), "adapter": (),
+    "lora_path": (), "num_beams": (1,), "src_lang": (), "tgt_lang": (), "repetition_detection": (), "timeout": (),
+    "report_expert_metadata": (False,), "no_repeat_ngram_size": (0,), "repeat_penalty": (1.0,), "stop_regex": ([],),
+    "custom_logit_processor": (), "n_predict": (-1,),
 }  # fmt: skip
+"""Fields of other servers that would change any answer; see UNSUPPORTED."""
 
 UNSUPPORTED: Mapping[type[Struct], Mapping[str, tuple[Any, ...]]] = MappingProxyType(
     {
         ChatRequest: {
-            **_NEUTRAL_EVERYWHERE,
+            **NEUTRAL_EVERYWHERE,
             "functions": ([],), "function_call": ("none", "auto"),
             "audio": (), "modalities": (["text"],), "prediction": (), "web_search_options": (),
             "echo": (False,), "best_of": (1,), "documents": ([],), "moderation": (),
         },
         CompletionRequest: {
-            **_NEUTRAL_EVERYWHERE, "suffix": ("",), "response_format": ({"type": "text"},), "thinking_token_budget": (),
+            **NEUTRAL_EVERYWHERE, "suffix": ("",), "response_format": ({"type": "text"},), "thinking_token_budget": (),
         },
         TokenizeRequest: {},
         DetokenizeRequest: {},

@@ -249,7 +249,18 @@ class Settings:
     require_auth: bool = _option(False, switch(), "Server", "Refuse to start without any key.")
     public_metrics: bool = _option(False, switch(), "Server", "Serve /metrics without a key.")
     metrics_aliases: tuple[str, ...] = _option(
-        (), many(choice("vllm")), "Server", "Give metrics the names of another server too.", unset="own names only"
+        (),
+        many(choice("vllm", "sglang", "llamacpp")),
+        "Server",
+        "Give metrics the names of another server too.",
+        unset="own names only",
+    )
+    reasoning_name: tuple[str, ...] = _option(
+        (),
+        many(choice("reasoning_content", "reasoning")),
+        "Server",
+        "What chat answers call thoughts; both where both are given.",
+        unset="reasoning_content",
     )
     otlp_endpoint: str | None = _option(
         None,

@@ -6,7 +6,17 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from atlas_core.server.schema import MAX_STOPS, ChatRequest, Fraction, NotNegative, Penalty, Positive, Salt, StopText
+from atlas_core.server.schema import (
+    MAX_STOPS,
+    NEUTRAL_EVERYWHERE,
+    ChatRequest,
+    Fraction,
+    NotNegative,
+    Penalty,
+    Positive,
+    Salt,
+    StopText,
+)
 
 
 class ThinkingOptions(Struct, kw_only=True):
@@ -73,11 +83,13 @@ class TranslatedRequest(ChatRequest, kw_only=True):
 
 UNSUPPORTED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
     {
+        **NEUTRAL_EVERYWHERE,
         "mcp_servers": ([],), "n": (1,), "stop": (), "response_format": (), "max_completion_tokens": (), "logprobs": (False,),
-        "reasoning_effort": (), "logit_bias": ({},), "structured_outputs": ({},), "stop_token_ids": ([],),
+        "reasoning_effort": (), "reasoning": (), "enable_thinking": (), "thinking_budget": (), "max_thinking_tokens": (),
+        "thinking_token_budget": (), "logit_bias": ({},), "structured_outputs": ({},), "stop_token_ids": ([],),
     }
 )  # fmt: skip
-"""Fields that would change the answer and are not served; see server.schema. All but the first are the chat endpoint's."""
+"""Fields that would change the answer and are not served; see server.schema. Most are the chat endpoint's."""
 
 WITHOUT_EFFECT = frozenset(
     {

@@ -6,7 +6,16 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from atlas_core.server.schema import Fraction, NotNegative, Penalty, Positive, Salt, StopText
+from atlas_core.server.schema import (
+    NEUTRAL_EVERYWHERE,
+    Effort,
+    Fraction,
+    NotNegative,
+    Penalty,
+    Positive,
+    Salt,
+    StopText,
+)
 from atlas_core.vocab.sampling import MAX_TOP_LOGPROBS
 
 MetadataKey = Annotated[str, Meta(max_length=64)]
@@ -17,7 +26,7 @@ Metadata = Annotated[dict[MetadataKey, MetadataValue], Meta(max_length=16)]
 class ReasoningOptions(Struct, kw_only=True):
     """``effort`` is handed to the chat template; none asks for no thought. With ``summary`` the thought is given as a summary."""
 
-    effort: str | None = None
+    effort: Effort | None = None
     summary: Literal["auto", "concise", "detailed", "none"] | None = None
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
 
@@ -81,8 +90,11 @@ class ResponsesRequest(InputRequest, kw_only=True):
 
 UNSUPPORTED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
     {
+        **NEUTRAL_EVERYWHERE,
         "prompt": (), "context_management": ([],), "moderation": (), "n": (1,), "background_options": (),
         "max_tokens": (), "max_completion_tokens": (), "messages": (), "response_format": (), "logprobs": (False,),
+        "reasoning_effort": (), "enable_thinking": (), "thinking": (), "thinking_budget": (), "max_thinking_tokens": (),
+        "logit_bias": ({},), "structured_outputs": ({},), "stop_token_ids": ([],), "best_of": (1,), "echo": (False,),
     }
 )  # fmt: skip
 """Fields that would change the answer and are not served; see server.schema. The last ones are the chat endpoint's."""
