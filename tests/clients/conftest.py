@@ -81,9 +81,9 @@ class ScriptedServer:
         await client.start(on_progress)
         generate, tokenizer = client.generate, scripted_model.Tokenizer()
 
-        def recorded(request):
+        def recorded(request, sink=None):
             self.conversations.append(json.loads(tokenizer.decode(request.prompt)))
-            return generate(request)
+            return generate(request, sink)
 
         client.generate = recorded
         dialects = {name: load(found.dialect, "atlas_core")() for name, found in discover().dialects.items()}
