@@ -80,3 +80,10 @@ def test_a_page_names_what_is_wrong():
     with pytest.raises(RequestError) as caught:
         page(NAMES, {"after_id": "nobody"})
     assert caught.value.field == "after_id"
+
+
+def test_codex_finds_a_list_that_it_can_read(server):
+    key = {"x-api-key": "k"}
+    usual = server.http.get("/v1/models", headers=key).json()
+    assert (usual.keys(), len(usual["data"])) == ({"object", "data"}, 3)
+    assert server.http.get("/v1/models?client_version=0.171.0", headers=key).json() == {**usual, "models": []}

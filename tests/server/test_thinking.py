@@ -93,7 +93,7 @@ def test_thoughts_cannot_be_left_out():
     "more",
     [
         {"enable_thinking": False}, {"thinking_budget": 9}, {"max_thinking_tokens": 9}, {"reasoning_effort": "low"}, {"logit_bias": {"1": 2}},
-        {"structured_outputs": {"regex": "a"}}, {"stop_token_ids": [1]}, {"guided_json": {}}, {"timeout": 5}, {"top_n_sigma": 1.0},
+        {"structured_outputs": {"regex": "a"}}, {"stop_token_ids": [1]}, {"regex": "a"}, {"json_schema": {}}, {"guided_json": {}}, {"timeout": 5}, {"top_n_sigma": 1.0},
     ],
 )  # fmt: skip
 def test_what_the_other_faces_would_ignore_is_refused(kind, unsupported, body, more):

@@ -199,6 +199,9 @@ def test_tool_choice(server):
         ({"structured_outputs": {"regex": "(a"}}, "structured_outputs"),
         ({"structured_outputs": {"grammar": "start: nothing"}}, "structured_outputs"),
         ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
+        ({"regex": "(a"}, "regex"), ({"regex": " "}, "regex"), ({"json_schema": {"type": "nothing"}}, "json_schema"),
+        ({"json_schema": {}, "regex": "a"}, "json_schema"), ({"regex": "a", "response_format": {"type": "json_object"}}, "regex"),
+        ({"ebnf": "root ::= x"}, "ebnf"), ({"grammar": "root ::= x"}, "grammar"),
         ({"response_format": {"type": "json_object"}, "min_tokens": 3}, "min_tokens"),
     ],
 )  # fmt: skip
@@ -315,3 +318,43 @@ def test_user_text_in_tools_and_results_is_no_control_token(server, kit):
     assert running.http.post("/v1/chat/completions", json={"messages": messages, "tools": [TOOL]}).status_code == 200
     assert kit.eos not in running.engine.requests[-1].prompt
     assert prompt(running).count("<eos>") == 3
+
+
+def test_every_count_of_a_prompt_is_the_same(server):
+    running = server("x")
+    post = running.http.post
+    function = TOOL["function"]
+    chat = post("/v1/chat/completions", json={"messages": [USER], "tools": [TOOL]}).json()["usage"]
+    flat = {"type": "function", **function}
+    anthropic = {
+        "name": function["name"],
+        "description": function["description"],
+        "input_schema": function["parameters"],
+    }
+    message = {"messages": [USER], "tools": [anthropic]}
+    answer = post("/v1/messages", json={**message, "max_tokens": 9}).json()["usage"]
+    counts = [
+        post("/tokenize", json={"messages": [USER], "tools": [TOOL]}).json()["count"],
+        post("/v1/messages/count_tokens", json=message).json()["input_tokens"],
+        answer["input_tokens"] + answer["cache_read_input_tokens"],
+        post("/v1/responses/input_tokens", json={"input": [USER], "tools": [flat]}).json()["input_tokens"],
+        post("/v1/responses", json={"input": [USER], "tools": [flat]}).json()["usage"]["input_tokens"],
+        len(running.engine.requests[-1].prompt),
+    ]
+    assert counts == [chat["prompt_tokens"]] * 6
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_forms_as_other_servers_spell_them_are_the_same_grammars(server, path):
+    running = server("x")
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    body = {"messages": [USER]} if "chat" in path else {"prompt": "x"}
+    for short, long in (
+        ({"regex": "[ab]+"}, {"regex": "[ab]+"}),
+        ({"json_schema": schema}, {"json": schema}),
+        ({"json_schema": {}}, {"json": {}}),
+    ):
+        for more in (short, {"structured_outputs": long}):
+            assert running.http.post(path, json={**body, **more}).status_code == 200
+        mine, theirs = (request.grammar for request in running.engine.requests[-2:])
+        assert mine == theirs != ""

@@ -23,7 +23,8 @@ _FOREIGN = frozenset(
     {
         "model", "prompt", "messages", "stream", "stream_options", "return_token_ids", "echo", "suffix", "tools", "tool_choice",
         "parallel_tool_calls", "response_format", "structured_outputs", "thinking_token_budget", "thinking_budget",
-        "max_thinking_tokens", "thinking", "enable_thinking", "reasoning",
+        "max_thinking_tokens", "thinking", "enable_thinking", "reasoning", "regex",
+        "json_schema",
     }
 )  # fmt: skip
 """Fields of the endpoints that a call has an argument for, or no use."""

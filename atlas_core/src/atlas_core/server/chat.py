@@ -11,7 +11,7 @@ from atlas_core.server.ports import ServedModel
 from atlas_core.server.prompt import Conversation, encode_pieces, render
 from atlas_core.server.schema import ChatRequest, read_request, unknown_fields
 from atlas_core.server.sse import DONE, Chunks, ChunkTemplate, encode
-from atlas_core.server.structured import answer_grammar
+from atlas_core.server.structured import answer_grammar, form_field
 from atlas_core.server.thinking import thinking_wish
 from atlas_core.server.translate import check_prompt
 from atlas_core.server.turn import Output, Prompt, Turn, usage
@@ -65,7 +65,7 @@ class Chat:
         grammar = ""
         if answers:
             grammar = whole_grammar(answers, model.speech.reasoning, opening)
-            check(grammar, _form_field(request))
+            check(grammar, form_field(request) or "tool_choice")
         return [
             Prompt(check_prompt(ids, info, "messages"), "", opening, grammar, _thinking(model, opening, wish.budget))
         ]
@@ -164,7 +164,7 @@ def _answers(request: ChatRequest, model: ServedModel, use: ToolUse) -> list[str
     syntax = model.speech.tools
     calls = syntax.grammar(use.tools, parallel=use.parallel) if syntax else None
     if calls is None:
-        field = "tool_choice" if use.forced else _form_field(request)
+        field = "tool_choice" if use.forced else form_field(request) or "tools"
         raise RequestError(
             f"{field} cannot be enforced beside tools", f"there is no grammar of {model.speech.tool_dialect} calls",
             "set tool_choice to auto and leave the form free, or tool_choice to none", kind="unsupported", field=field,
@@ -176,13 +176,6 @@ def _answers(request: ChatRequest, model: ServedModel, use: ToolUse) -> list[str
             field="min_tokens", code="invalid_value",
         )  # fmt: skip
     return [calls] if use.forced else [calls, form or ""]
-
-
-def _form_field(request: ChatRequest) -> str:
-    """The field that demands a form of the answer."""
-    if request.response_format and request.response_format.get("type") != "text":
-        return "response_format"
-    return "structured_outputs" if request.structured_outputs else "tool_choice"
 
 
 def _thinking(model: ServedModel, opening: Opening, budget: int | None) -> Thinking | None:

@@ -8,7 +8,7 @@ from atlas_core.server.logprobs import LegacyLogprobs, prompt_logprobs
 from atlas_core.server.ports import ServedModel
 from atlas_core.server.schema import CompletionRequest, read_request, unknown_fields
 from atlas_core.server.sse import DONE, Chunks, ChunkTemplate, encode
-from atlas_core.server.structured import answer_grammar
+from atlas_core.server.structured import answer_grammar, form_field
 from atlas_core.server.translate import check_ids, check_prompt, split_prompts
 from atlas_core.server.turn import Output, Prompt, Turn, usage
 from atlas_core.text.grammar import check, whole_grammar
@@ -37,7 +37,7 @@ class Completions:
         form = answer_grammar(request)
         grammar = "" if form is None else whole_grammar([form], None, "closed")
         if grammar:
-            check(grammar, "structured_outputs")
+            check(grammar, form_field(request) or "structured_outputs")
         found = []
         split = split_prompts(request.prompt)
         for index, prompt in enumerate(split):

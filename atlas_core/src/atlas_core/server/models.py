@@ -44,7 +44,9 @@ class Models:
         """Every name as a model. Raises EngineError when the model is not ready, RequestError for a page that cannot be."""
         service = self._lifecycle.service()
         if "anthropic-version" not in request.headers:
-            return json_response({"object": "list", "data": [_entry(service, name) for name in service.model.names]})
+            body = {"object": "list", "data": [_entry(service, name) for name in service.model.names]}
+            # Codex cannot read a list without this. An entry would be a model that it has instructions for: there is none.
+            return json_response(body | ({"models": []} if "client_version" in request.query_params else {}))
         names, more = page(service.model.names, request.query_params)
         ends = {"first_id": names[0] if names else None, "last_id": names[-1] if names else None}
         return json_response({"data": [_info(service, name) for name in names], "has_more": more, **ends})

@@ -54,6 +54,7 @@ class Request(Struct, kw_only=True):
     """What both endpoints take. Null is the same as absent, everywhere.
 
     ``stop`` is one string or at most MAX_STOPS; ``seed`` is any 64-bit signed integer. ``top_k`` 0 and -1 are off.
+    ``regex`` and ``json_schema`` are members of ``structured_outputs`` as SGLang and llama.cpp spell them.
     ``prompt_logprobs`` adds a list of that name, of every prompt token and so many alternatives; not in streams. ``return_token_ids`` adds
     ``token_ids`` to every choice and delta, and ``prompt_token_ids``. Only requests of one ``cache_salt`` use what was computed for one another.
     """
@@ -80,6 +81,8 @@ class Request(Struct, kw_only=True):
     skip_special_tokens: bool | None = None
     return_token_ids: bool | None = None
     structured_outputs: dict[str, Any] | None = None
+    regex: str | None = None
+    json_schema: dict[str, Any] | bool | None = None
     prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     cache_salt: Salt | None = None
 
@@ -178,7 +181,7 @@ class DetokenizeRequest(Struct, kw_only=True):
 
 NEUTRAL_EVERYWHERE: Mapping[str, tuple[Any, ...]] = {
     "guided_json": (), "guided_regex": (),
-    "guided_choice": (), "guided_grammar": (), "json_schema": (), "grammar": ("",), "regex": (), "ebnf": (),
+    "guided_choice": (), "guided_grammar": (), "grammar": ("",), "ebnf": (),
     "use_beam_search": (False,), "length_penalty": (1.0,), "early_stopping": (False,), "bad_words": ([],),
     "allowed_token_ids": (), "logits_processors": ([],), "truncate_prompt_tokens": (),
     "priority": (0,), "top_n_sigma": (), "typical_p": (1.0,), "tfs_z": (1.0,),

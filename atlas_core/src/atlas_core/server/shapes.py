@@ -202,10 +202,11 @@ class Model(Struct):
 
 
 class ModelList(Struct):
-    """Every name that the model answers to."""
+    """Every name that the model answers to. ``models``, which Codex reads, has those that it would need instructions for: none."""
 
     object: Literal["list"]
     data: list[Model]
+    models: list[str] | UnsetType = UNSET
 
 
 class ModelTag(Struct):
@@ -252,11 +253,15 @@ class ModelPage(Struct):
 
 
 class ModelQuery(Struct):
-    """``before_id`` and ``after_id`` are names; without the header anthropic-version all are listed, and none of these counts."""
+    """``before_id`` and ``after_id`` are names; without the header anthropic-version all are listed, and none of these counts.
+
+    ``client_version`` is what Codex gives itself away by.
+    """
 
     limit: Annotated[int, Meta(ge=1, le=1000)] = 20
     before_id: str | None = None
     after_id: str | None = None
+    client_version: str | None = None
 
 
 class Tokenized(Struct):

@@ -14,14 +14,30 @@ _NEUTRAL = frozenset({"disable_fallback"})
 
 def answer_grammar(request: Request) -> str | None:
     """A Lark grammar of the answer, or None when any answer will do. Raises RequestError that names the field."""
-    given = _response_format(request.response_format) if isinstance(request, ChatRequest) else None
-    other = _structured_outputs(request.structured_outputs or {})
-    if given is not None and other is not None:
-        raise _invalid("structured_outputs", "response_format demands something already")
-    found = given if given is not None else other
-    if found is not None and request.min_tokens:
+    found: dict[str, str | None] = {}
+    if isinstance(request, ChatRequest):
+        found["response_format"] = _response_format(request.response_format)
+    found["structured_outputs"] = _structured_outputs(request.structured_outputs or {})
+    if request.regex is not None:
+        found["regex"] = _structured_outputs({"regex": request.regex}, "")
+    if request.json_schema is not None:
+        found["json_schema"] = json_grammar(request.json_schema, "json_schema")
+    given = [(name, grammar) for name, grammar in found.items() if grammar is not None]
+    if len(given) > 1:
+        raise _invalid(given[1][0], f"{given[0][0]} demands something already")
+    if given and request.min_tokens:
         raise _invalid("min_tokens", "an answer of a given form ends when the form does")
-    return found
+    return given[0][1] if given else None
+
+
+def form_field(request: Request) -> str | None:
+    """The field that demands a form of the answer, of those that answer_grammar reads."""
+    form = request.response_format if isinstance(request, ChatRequest) else None
+    if form and form.get("type") != "text":
+        return "response_format"
+    if request.structured_outputs:
+        return "structured_outputs"
+    return next((name for name in ("regex", "json_schema") if getattr(request, name) is not None), None)
 
 
 def _response_format(asked: Mapping[str, Any] | None) -> str | None:
@@ -38,7 +54,7 @@ def _response_format(asked: Mapping[str, Any] | None) -> str | None:
     raise _invalid("response_format.type", "it is none of text, json_object and json_schema")
 
 
-def _structured_outputs(asked: Mapping[str, Any]) -> str | None:
+def _structured_outputs(asked: Mapping[str, Any], place: str = "structured_outputs.") -> str | None:
     given = {
         name: value
         for name, value in asked.items()
@@ -55,7 +71,7 @@ def _structured_outputs(asked: Mapping[str, Any]) -> str | None:
     if len(given) > 1:
         raise _invalid("structured_outputs", f"it asks for {' and '.join(sorted(given))} at once")
     ((kind, value),) = given.items()
-    field = f"structured_outputs.{kind}"
+    field = f"{place}{kind}"
     match kind:
         case "json":
             return json_grammar(value, field)

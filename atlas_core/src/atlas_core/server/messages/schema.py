@@ -86,7 +86,7 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         **NEUTRAL_EVERYWHERE,
         "mcp_servers": ([],), "n": (1,), "stop": (), "response_format": (), "max_completion_tokens": (), "logprobs": (False,),
         "reasoning_effort": (), "reasoning": (), "enable_thinking": (), "thinking_budget": (), "max_thinking_tokens": (),
-        "thinking_token_budget": (), "logit_bias": ({},), "structured_outputs": ({},), "stop_token_ids": ([],),
+        "thinking_token_budget": (), "logit_bias": ({},), "structured_outputs": ({},), "regex": (), "json_schema": (), "stop_token_ids": ([],),
     }
 )  # fmt: skip
 """Fields that would change the answer and are not served; see server.schema. Most are the chat endpoint's."""

@@ -94,7 +94,7 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "prompt": (), "context_management": ([],), "moderation": (), "n": (1,), "background_options": (),
         "max_tokens": (), "max_completion_tokens": (), "messages": (), "response_format": (), "logprobs": (False,),
         "reasoning_effort": (), "enable_thinking": (), "thinking": (), "thinking_budget": (), "max_thinking_tokens": (),
-        "logit_bias": ({},), "structured_outputs": ({},), "stop_token_ids": ([],), "best_of": (1,), "echo": (False,),
+        "logit_bias": ({},), "structured_outputs": ({},), "regex": (), "json_schema": (), "stop_token_ids": ([],), "best_of": (1,), "echo": (False,),
     }
 )  # fmt: skip
 """Fields that would change the answer and are not served; see server.schema. The last ones are the chat endpoint's."""
