@@ -1,5 +1,6 @@
 import logging
 import re
+import time
 
 import pytest
 
@@ -130,3 +131,13 @@ def test_the_errors_own_delay_and_code_win():
     answer = answer_to(RequestError("busy", kind="overloaded", retry_after=2.2, code="queue_full"))
     assert (answer.status, answer.code, error_headers(answer)["retry-after"]) == (429, "queue_full", "3")
     assert answer_to(DeviceError("lost")).status == 500
+
+
+def test_answers_tell_how_long_they_took(serve, kit):
+    server = serve(kit.engine(delay=0.05))
+    whole, started = server.chat(max_tokens=4), time.perf_counter()
+    stream = server.chat(max_tokens=4, stream=True)
+    assert int(whole.headers["openai-processing-ms"]) >= 200
+    assert int(stream.headers["openai-processing-ms"]) <= 1000 * (time.perf_counter() - started)
+    assert int(server.http.get("/v1/models/none").headers["openai-processing-ms"]) >= 0
+    assert "openai-processing-ms" not in server.http.get("/health").headers

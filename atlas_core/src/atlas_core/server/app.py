@@ -19,7 +19,7 @@ from atlas_core.server import shapes
 from atlas_core.server.absent import absent
 from atlas_core.server.auth import KeyGuard, RateGuard
 from atlas_core.server.background import in_background
-from atlas_core.server.boundary import Boundary, Tracing, json_response, record_of
+from atlas_core.server.boundary import PROCESSING, Boundary, Tracing, json_response, record_of
 from atlas_core.server.bounds import Bounds
 from atlas_core.server.browsers import BrowserGuard
 from atlas_core.server.chat import Chat
@@ -198,7 +198,7 @@ def _generation(shared: Shared) -> list[Operation]:
 
 
 _RATES = [f"x-ratelimit-{what}-{of}" for what in ("limit", "remaining", "reset") for of in ("requests", "tokens")]
-EXPOSED_HEADERS = ["x-request-id", "request-id", "retry-after", "retry-after-ms", "x-should-retry", *_RATES]
+EXPOSED_HEADERS = ["x-request-id", "request-id", "retry-after", "retry-after-ms", "x-should-retry", PROCESSING, *_RATES]
 """Headers that scripts of other origins may read."""
 
 GENERATION_STATUSES = frozenset({HTTPStatus.NOT_FOUND, HTTPStatus.TOO_MANY_REQUESTS})

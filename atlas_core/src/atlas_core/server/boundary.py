@@ -23,6 +23,8 @@ from atlas_core.vocab.errors import AtlasError
 _LOG = logging.getLogger(REQUESTS)
 _GIVEN_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 PROBES = frozenset({"/health", "/ping", "/live", "/health/live", "/metrics"})
+PROCESSING = "openai-processing-ms"
+"""Milliseconds from the head of a request to that of its answer, under the name that OpenAI's clients write into their logs."""
 CLIENT_GONE = 499
 """Never sent, only written down: the client did not wait for its answer."""
 
@@ -122,6 +124,8 @@ class Boundary:
                 answered = MutableHeaders(raw=message.setdefault("headers", []))
                 for name in record.errors.headers:
                     answered[name] = record.id
+                if record.path.startswith("/v1/"):
+                    answered[PROCESSING] = str(round(1000 * (self._clock() - started)))
                 answered.update(record.headers)
             await send(message)
 

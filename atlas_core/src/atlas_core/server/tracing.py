@@ -52,9 +52,10 @@ class OpenTelemetry:
             span.add_event("first_token", timestamp=started + int(record.first_token * 1e9))
         if record.status >= 500:
             span.set_status(Status(StatusCode.ERROR, record.error))
-        span.end(ended)
         if kind:
             self._measure(record, attributes)
+        # Last: whoever sees the span has all that there is of its request.
+        span.end(ended)
 
     def close(self) -> None:
         """Send what is left."""
