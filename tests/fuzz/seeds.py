@@ -61,6 +61,10 @@ SEEDS: tuple[tuple[str, dict[str, Any]], ...] = (
         "messages": _CHAT[:2], "response_format": _FORM, "reasoning_effort": "low", "stop": ["x", "yy"], "temperature": 0.5,
         "logit_bias": {"97": 1.0}, "chat_template_kwargs": {"enable_thinking": False}, "thinking_token_budget": 5,
     }),
+    ("/v1/chat/completions", {
+        "messages": _CHAT[:2], "reasoning": {"effort": "high", "max_tokens": 9}, "thinking": {"type": "enabled", "budget_tokens": 5},
+        "enable_thinking": True, "thinking_budget": 7, "max_thinking_tokens": 8, "json_schema": _SCHEMA,
+    }),
     ("/v1/chat/completions", {"messages": _CHAT[:2], "structured_outputs": {"regex": "[a-z]+"}, "stream": True}),
     ("/v1/chat/completions", {
         "messages": _CHAT[:2], "tools": _TOOLS, "stream": True,
@@ -92,6 +96,8 @@ SEEDS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("/v1/responses/input_tokens", {"input": _ITEMS, "tools": _FLAT}),
     ("/v1/conversations", {"items": _ITEMS[:2], "metadata": {"a": "b"}}),
     ("/v1/embeddings", {"input": ["a", "b"], "encoding_format": "base64"}),
+    ("/invocations", {"messages": _CHAT[:2], "max_tokens": 9, "stream": True}),
+    ("/invocations", {"prompt": "a", "max_tokens": 9, "regex": "[a-z]+"}),
     ("/tokenize", {"messages": _CHAT, "tools": _TOOLS, "return_token_strs": True, "with_pieces": True}),
     ("/tokenize", {"prompt": "a<eos>b", "add_special_tokens": False}),
     ("/detokenize", {"tokens": [1, 2, 259]}),
