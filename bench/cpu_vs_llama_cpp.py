@@ -9,6 +9,7 @@ both; the median of rounds A B A B. Files beside the first are made once, in --f
 # ruff: noqa: INP001, T201 (a script: it prints)
 
 import argparse
+import operator
 import statistics
 import sys
 from collections.abc import Callable
@@ -92,7 +93,6 @@ def main() -> None:
     }
     bandwidth = read_bandwidth()
     print(f"one thread reads {bandwidth / 1e9:.1f} GB/s; columns: atlas, peer")
-    greater: Callable[[float, float], bool] = lambda ratio, goal: ratio >= goal  # noqa: E731
     for name, model in files.items():
         if arguments.only and arguments.only not in name:
             continue
@@ -101,9 +101,9 @@ def main() -> None:
         decode_goal, prompt_goal = GOALS.get(name, OTHER_GOALS)
         ours, theirs = found["atlas"], found["peer"]
         share = ours["decode"] * model.stat().st_size / bandwidth
-        _row("decode, tokens per CPU second, 1 thread", ours["decode"], theirs["decode"], decode_goal, greater)
+        _row("decode, tokens per CPU second, 1 thread", ours["decode"], theirs["decode"], decode_goal, operator.ge)
         print(f"      {share:.0%} of the read bandwidth (file size times speed)")
-        _row("prompt 512, tokens per CPU second, 1 thread", ours["prompt"], theirs["prompt"], prompt_goal, greater)
+        _row("prompt 512, tokens per CPU second, 1 thread", ours["prompt"], theirs["prompt"], prompt_goal, operator.ge)
     if "load".startswith(arguments.only) or arguments.only in "load":
         ratios = under_load(engines, files["Q4_1"], arguments.rounds)
         print(f"load: decoding with 2 threads over 1 thread, beside {COMPETITORS} processes that compute (wall)")
@@ -112,9 +112,8 @@ def main() -> None:
     if arguments.only in "start":
         found_starts = starts(engines, files["Q4_1"], arguments.rounds)
         print("start: seconds from the file to the first token")
-        less: Callable[[float, float], bool] = lambda ratio, goal: ratio <= goal  # noqa: E731
-        _row("imports excluded", found_starts["atlas"][0], found_starts["peer"][0], 0.5, less)
-        _row("whole process", found_starts["atlas"][1], found_starts["peer"][1], 0.5, less)
+        _row("imports excluded", found_starts["atlas"][0], found_starts["peer"][0], 0.5, operator.le)
+        _row("whole process", found_starts["atlas"][1], found_starts["peer"][1], 0.5, operator.le)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ kernels and PyTorch; works from a checkout without installed plugins.
 
 import statistics
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -130,8 +131,9 @@ def _behind_norm(backend: Any, op: str, what: str, tensors: dict[str, torch.Tens
     every = torch.cat(weights)
     held(check(normed.float() @ every.float().T), 0.05, what)
     out = torch.empty(tokens, every.shape[0], device="cuda", dtype=torch.bfloat16)
-    alone = lambda: backend.enqueue(todo[-1], stream)  # noqa: E731
-    mine, product, theirs = timed(ours, alone, lambda: torch.matmul(normed, every.T, out=out))
+    mine, product, theirs = timed(
+        ours, partial(backend.enqueue, todo[-1], stream), lambda: torch.matmul(normed, every.T, out=out)
+    )
     rate = 2e-6 * tokens * every.numel()
     print(f"{what} {tokens:>5} × {x.shape[1]:>5} × {every.shape[0]:>5}  {name:<28} {product:7.1f} us {rate / product:4.0f} TFLOP/s "
           f"{100 * rate / product / PEAK:3.0f} %, with the norm {mine:7.1f} us   cuBLAS, product alone {theirs:7.1f} us   "

@@ -1,5 +1,6 @@
 """Kinds of values: how each is read from text and from TOML. Every failure is a ValueError that completes "must be …"."""
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -44,10 +45,17 @@ def integer(low: int, high: int | None = None) -> Kind:
 
 def number(low: float, high: float) -> Kind:
     """A decimal number from ``low`` to ``high``, both included."""
-    wanted = f"a number from {low:g} to {high:g}"
+    return _decimal("X", f"a number from {low:g} to {high:g}", lambda value: low <= value <= high)
 
+
+def seconds() -> Kind:
+    """A duration in seconds, zero or more, finite."""
+    return _decimal("SECONDS", "a number of seconds, zero or more", lambda value: 0 <= value < math.inf)
+
+
+def _decimal(name: str, wanted: str, fits: Callable[[float], bool]) -> Kind:
     def accept(value: object) -> float:
-        if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value <= high:
+        if not isinstance(value, int | float) or isinstance(value, bool) or not fits(value):
             raise ValueError(wanted)
         return float(value)
 
@@ -56,24 +64,7 @@ def number(low: float, high: float) -> Kind:
             raise ValueError(wanted)
         return accept(float(text))
 
-    return Kind("X", parse, accept)
-
-
-def seconds() -> Kind:
-    """A duration in seconds, zero or more, finite."""
-    wanted = "a number of seconds, zero or more"
-
-    def accept(value: object) -> float:
-        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < float("inf"):
-            raise ValueError(wanted)
-        return float(value)
-
-    def parse(text: str) -> float:
-        if re.fullmatch(r"[0-9]{1,12}(\.[0-9]{1,9})?", text) is None:
-            raise ValueError(wanted)
-        return accept(float(text))
-
-    return Kind("SECONDS", parse, accept)
+    return Kind(name, parse, accept)
 
 
 def size() -> Kind:
