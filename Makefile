@@ -19,7 +19,8 @@ test: kernels clients     ## every test that needs no GPU
 	@$(BIN)/python -m pytest -q -n 2 --dist loadfile
 
 check: $(VENV)/.tools     ## style, types, layers, declared dependencies
-	@$(BIN)/ruff check && $(BIN)/ruff format --check && $(BIN)/mypy && $(BIN)/lint-imports --no-logo
+	@$(BIN)/ruff check && $(BIN)/ruff format --check && $(BIN)/mypy && $(BIN)/mypy --explicit-package-bases bench && \
+		$(BIN)/lint-imports --no-logo
 	@for member in $(MEMBERS); do (cd $$member && $(abspath $(BIN))/deptry --no-ansi src) || exit 1; done
 
 format: $(VENV)/.tools    ## rewrite as the style wants it

@@ -57,7 +57,7 @@ def starts(engines: Engines, model: Path, rounds: int) -> dict[str, tuple[float,
         with engines.start(name, model, 1) as child:
             return child.ready["first_token"], child.spawned
 
-    found = {name: [] for name in engines.names}
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in engines.names}
     for name in engines.names:
         measured(name)  # its files are in memory and its modules compiled, as after any first start
     for _ in range(rounds):

@@ -9,9 +9,11 @@ import time
 ENTERED = time.perf_counter()
 
 import numpy as np  # noqa: E402
+import numpy.typing as npt  # noqa: E402
 
 from atlas_core.assembly.engine import Built, Ledger, build  # noqa: E402
 from atlas_core.assembly.environment import discover_plugins  # noqa: E402
+from atlas_core.engine.runner import Runner  # noqa: E402
 from atlas_core.scheduler.scheduler import Scheduler  # noqa: E402
 from atlas_core.settings import read_settings  # noqa: E402
 from atlas_core.vocab.messages import Generate  # noqa: E402
@@ -36,21 +38,23 @@ class Session:
         }  # fmt: skip
         self.ledger = Ledger(lambda progress: None)
         self.built: Built = build(read_settings(flags, {}), discover_plugins(), self.ledger)
+        assert isinstance(self.built.runner, Runner)
+        self.runner = self.built.runner
 
     def run(self, prompt: list[int], tokens: int) -> list[tuple[float, float]]:
         """(CPU seconds, wall seconds) of each step: the prompt, then ``tokens`` tokens after its first."""
         scheduler = Scheduler(self.built.limits)
         request = Generate("bench", tuple(prompt), SamplingParams(temperature=0.0, max_tokens=tokens + 1))
         scheduler.submit(request, seed=0, stop_ids=())
-        times = []
+        times: list[tuple[float, float]] = []
         while (plan := scheduler.schedule()) is not None and len(times) <= tokens:
             cpu, wall = cpu_seconds(), time.perf_counter()
-            result = self.built.runner.collect(self.built.runner.launch(plan))
+            result = self.runner.collect(self.runner.launch(plan))
             times.append((cpu_seconds() - cpu, time.perf_counter() - wall))
             scheduler.complete(plan, result.sampled)
         return times
 
-    def logits(self, tokens: list[int]) -> np.ndarray:
+    def logits(self, tokens: list[int]) -> npt.NDArray[np.float32]:
         """float32 [vocabulary] after a prompt."""
         scheduler = Scheduler(self.built.limits)
         scheduler.submit(
@@ -58,10 +62,11 @@ class Session:
         )
         plan = scheduler.schedule()
         assert plan is not None
-        ticket = self.built.runner.launch(plan)
-        found = self.built.runner.read_logits(ticket)
-        self.built.runner.collect(ticket)
-        return found[0]
+        ticket = self.runner.launch(plan)
+        found = self.runner.read_logits(ticket)
+        self.runner.collect(ticket)
+        first: npt.NDArray[np.float32] = found[0]
+        return first
 
     def describe(self) -> str:
         """What runs."""

@@ -32,7 +32,7 @@ class Child:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise SystemExit(f"{self._process.args} ended with {self._process.wait()}")
+            raise SystemExit(f"{self._process.args!r} ended with {self._process.wait()}")
         return json.loads(line)
 
     def ask(self, **request: Any) -> Any:

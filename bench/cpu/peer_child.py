@@ -15,7 +15,7 @@ import numpy as np  # noqa: E402
 IMPORTED = time.perf_counter()
 
 
-@llama.llama_log_callback
+@llama.llama_log_callback  # type: ignore[untyped-decorator]
 def quiet(level: int, text: bytes, data: object) -> None:
     """Says nothing."""
 

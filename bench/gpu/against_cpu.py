@@ -17,6 +17,7 @@ import numpy as np
 
 from atlas_core.assembly.engine import Ledger, build
 from atlas_core.engine.forced import forced_logits
+from atlas_core.engine.runner import Runner
 from atlas_core.plugins import discover
 from atlas_core.settings import read_settings
 
@@ -30,6 +31,7 @@ def logits(model: str, prompts: list[list[int]], flags: dict[str, str]) -> list[
     built = build(settings, discover(), Ledger(lambda progress: None))
     try:
         print(f"{built.machine.name} ({built.machine.arch}): {built.backend.facts()}")
+        assert isinstance(built.runner, Runner)
         return [forced_logits(built.runner, built.limits, [prompt], CHUNK)[0] for prompt in prompts]
     finally:
         built.close()

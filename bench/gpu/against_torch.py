@@ -24,6 +24,7 @@ import torch_reference as reference
 
 from atlas_core.assembly.engine import Built, Ledger, build
 from atlas_core.engine.forced import forced_logits
+from atlas_core.engine.runner import Runner
 from atlas_core.plugins import discover
 from atlas_core.settings import read_settings
 
@@ -46,6 +47,7 @@ def shortened(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
 def compared(built: Built, config: Mapping[str, Any], weights: Mapping[str, Any], asked: Any) -> bool:
     """Every way in turn; prints, and tells whether all gates held."""
     held = True
+    assert isinstance(built.runner, Runner)
     for label, count, length, context, chunk in WAYS:
         ids = np.random.default_rng([asked.seed, count, length]).integers(0, config["vocab_size"], (count, length))
         got = forced_logits(built.runner, built.limits, ids.tolist(), chunk, context)

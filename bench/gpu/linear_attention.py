@@ -168,7 +168,7 @@ class Lab:
         for launch in launches:
             backend.enqueue(launch, self.stream)
         graph = backend.end_capture(self.stream)
-        found = []
+        found: list[float] = []
         for _ in range(times + 2):
             start, end = backend.create_event(timing=True), backend.create_event(timing=True)
             backend.record_event(start, self.stream)

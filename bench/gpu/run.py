@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -197,13 +198,12 @@ def measure_all(llama: Mapping[str, Any], smollm2: Mapping[str, Any], runs: Runs
         opened(llama, batch, CONTEXT, row)
     opened(llama, 1, max(PREFILL), all_prompts)
     opened(smollm2, 1, 256, lambda bench: runs.decode(bench, "SmolLM2-135M bf16, batch 1", 256, (4000, 6000), 400))
+
+    def long_attention(context: int, bench: Bench) -> None:
+        runs.share(f"paged decode attention, {bench.batch} of {context}", *attention(bench, context), 78, 88)
+
     for batch, context in ((64, 2048), (1, 32768)):
-        opened(
-            {**llama, "num_hidden_layers": LAYERS}, batch, context,
-            lambda bench, batch=batch, context=context: runs.share(
-                f"paged decode attention, {batch} of {context}", *attention(bench, context), 78, 88
-            ),
-        )  # fmt: skip
+        opened({**llama, "num_hidden_layers": LAYERS}, batch, context, partial(long_attention, context))
 
 
 def main() -> int:

@@ -22,6 +22,7 @@ import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -76,7 +77,8 @@ def write_checkpoint(folder: Path, layers: int) -> None:
     index, jobs, files = {}, [], []
     for number, group in enumerate(groups):
         shard = f"model-{number + 1:05}-of-{SHARDS:05}.safetensors"
-        header, position = {}, 0
+        header: dict[str, Any] = {}
+        position = 0
         for name, shape in group:
             end = position + 2 * int(np.prod(shape))
             header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [position, end]}
@@ -93,7 +95,7 @@ def write_checkpoint(folder: Path, layers: int) -> None:
     def write(job: tuple[int, int, int, bool]) -> None:
         file, start, nbytes, norm = job
         shift = start * 7919 % (POOL - PIECE) // 2 * 2
-        os.pwrite(file, ones[:nbytes] if norm else pool[shift : shift + nbytes], start)
+        os.pwrite(file, (ones[:nbytes] if norm else pool[shift : shift + nbytes]).data, start)
 
     with ThreadPoolExecutor(os.cpu_count()) as workers:
         list(workers.map(write, jobs))

@@ -3,12 +3,12 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
 Config = Mapping[str, Any]
-Tensor = torch.Tensor
+Tensor: TypeAlias = torch.Tensor
 Weights = dict[str, Tensor]
 EPS = 1e-6
 """Of the lengths of queries and keys."""

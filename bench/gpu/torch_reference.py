@@ -9,14 +9,14 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 import torch_linear as linear
 
 Config = Mapping[str, Any]
-Tensor = torch.Tensor
+Tensor: TypeAlias = torch.Tensor
 Weights = dict[str, Tensor]
 
 RESIDUAL, ROUTER, HEAD = 0.5, 4.0, 1.5

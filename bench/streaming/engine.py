@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from atlas_core.engine.loop import Engine, StepOutput
@@ -28,7 +28,7 @@ class Stamps:
         """A token for every word."""
         return [1] * max(1, len(text.split()))
 
-    def decode(self, ids: list[int], *, skip_special: bool = True) -> str:
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """Nothing that anybody reads."""
         return "x" * len(ids)
 
