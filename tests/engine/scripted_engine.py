@@ -40,17 +40,23 @@ class ScriptedText:
 
 
 class ScriptedRunner:
-    """StepRunner over the scripted device. ``delay`` seconds pass in every step; step ``fail_at`` loses the device."""
+    """StepRunner over the scripted device. ``delay`` seconds pass in every step; step ``fail_at`` loses the device.
 
-    def __init__(self, limits, *, asynchronous=False, delay=0.0, fail_at=None):
+    With ``defect`` it meets a defect of Atlas instead.
+    """
+
+    def __init__(self, limits, *, asynchronous=False, delay=0.0, fail_at=None, defect=False):
         self.device = ScriptedDevice(limits)
         self.asynchronous = asynchronous
         self.closed = False
         self._delay = delay
         self._fail_at = fail_at
+        self._defect = defect
 
     def launch(self, plan):
         if self.device.steps == self._fail_at:
+            if self._defect:
+                raise ZeroDivisionError("the test said so")
             raise DeviceError("the device is lost", "the test said so", sticky=True)
         sampled = self.device.run(plan)
         if not plan.logprobs:

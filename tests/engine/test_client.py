@@ -242,7 +242,7 @@ def test_an_engine_killed_while_it_drains_is_a_fault(child_path):
     asyncio.run(scenario())
 
 
-def test_a_lost_device_faults_every_stream(make):
+def test_a_lost_device_faults_every_stream(make, caplog):
     async def scenario():
         client = make(fail_at=4)
         await client.start(lambda progress: None)
@@ -251,9 +251,28 @@ def test_a_lost_device_faults_every_stream(make):
         )
         assert all(isinstance(result, EngineError) and "the device is lost" in result.why for result in results)
         assert client.state == "faulted"
+        assert (client.fault.what, client.fault.why) == ("the device is lost", "the test said so")
         await client.close()
 
     asyncio.run(scenario())
+    (record,) = caplog.records
+    assert (record.name, record.levelname) == ("atlas.engine", "ERROR")
+    assert record.getMessage() == "the engine has failed: the device is lost\nthe test said so"
+
+
+def test_a_defect_leaves_its_traceback_in_the_log(caplog):
+    async def scenario():
+        client = in_process(fail_at=2, defect=True)
+        await client.start(lambda progress: None)
+        with pytest.raises(EngineError, match="has failed") as caught:
+            await answer(client, request("a", **LONG))
+        assert "ZeroDivisionError: the test said so" in caught.value.why
+        await client.close()
+
+    asyncio.run(scenario())
+    traces = [record.exc_text or str(record.exc_info) for record in caplog.records if record.exc_info]
+    assert len(traces) == 1
+    assert "ZeroDivisionError" in traces[0]
 
 
 def test_a_cancelled_consumer_frees_its_slot(make):

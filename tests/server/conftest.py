@@ -28,7 +28,7 @@ from atlas_core.text.detokenize import Detokenizer
 from atlas_core.text.dialect.choice import choose
 from atlas_core.text.stop import StopMatcher
 from atlas_core.text.template import ChatTemplate
-from atlas_core.vocab.errors import EngineError
+from atlas_core.vocab.errors import AtlasError, EngineError
 from atlas_core.vocab.messages import Delta, Gauges, Generate, Position, Progress, Ready, TokenLogprob
 
 BOS, EOS, VOCAB = 256, 257, 260
@@ -119,6 +119,7 @@ class FakeEngine:
     prefill: float = 0.0
     context: int = 512
     state: str = "ready"
+    fault: AtlasError | None = None
     requests: list[Generate] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
     running: int = 0

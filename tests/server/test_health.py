@@ -13,7 +13,7 @@ from atlas_core.server.aliases import NAMES
 from atlas_core.server.options import ServerOptions
 from atlas_core.server.ports import Service
 from atlas_core.settings import read_settings
-from atlas_core.vocab.errors import CheckpointError
+from atlas_core.vocab.errors import CheckpointError, DeviceError
 from atlas_core.vocab.messages import Gauges, Progress
 
 
@@ -60,6 +60,13 @@ def test_a_fault_outranks_everything_and_is_final(serve):
     server = serve()
     server.engine.state = "faulted"
     assert (server.http.get("/health").status_code, server.http.get("/health").json()["status"]) == (503, "faulted")
+    server.engine.fault = DeviceError(
+        "step 7 has failed", "Waiting for an event: the device said so", "restart the engine"
+    )
+    assert server.http.get("/health").json() == {
+        "status": "faulted", "message": "step 7 has failed", "why": "Waiting for an event: the device said so",
+        "cure": "restart the engine",
+    }  # fmt: skip
     assert server.http.get("/live").status_code == 503
     response = server.chat()
     assert (response.status_code, response.json()["error"]["code"]) == (503, "faulted")

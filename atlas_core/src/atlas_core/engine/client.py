@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import socket
 import threading
 from abc import ABC, abstractmethod
@@ -26,6 +27,7 @@ Sink = Callable[[Delta], bool]
 
 STREAM_CAPACITY = 1024
 """Deltas that may wait for the reader of one stream."""
+_LOG = logging.getLogger("atlas.engine")
 _LAST_WORDS = 0.5
 """Seconds to wait for the exit status of a process whose socket has ended, before its streams are told."""
 _GRACE = 2.0
@@ -38,6 +40,11 @@ class EngineClient(Protocol):
     @property
     def state(self) -> State:
         """What may be expected of the engine now."""
+        ...
+
+    @property
+    def fault(self) -> AtlasError | None:
+        """Why it is faulted; None while it is not."""
         ...
 
     @property
@@ -148,6 +155,11 @@ class _Client(ABC):
         self._on_progress: OnProgress = lambda progress: None
 
     @property
+    def fault(self) -> AtlasError | None:
+        """See EngineClient."""
+        return self._fault
+
+    @property
     def info(self) -> Ready:
         """See EngineClient."""
         if self._info is None:
@@ -241,6 +253,8 @@ class _Client(ABC):
 
     def _garbled(self, error: Exception) -> None:
         """Garbage came from the engine, or a progress callback failed."""
+        if not isinstance(error, AtlasError):
+            _LOG.error("what the engine sent could not be dealt with", exc_info=error)
         self._fail(from_failure(to_failure(error)))
 
     def _part(self) -> None:
@@ -295,6 +309,8 @@ class _Client(ABC):
     def _fail(self, error: AtlasError) -> None:
         """The engine is of no more use, for this reason; the first one counts."""
         if self._fault is None and self.state != "gone":
+            if self._info is not None:  # before, whoever starts it tells
+                _LOG.error("the engine has failed: %s", "\n".join(filter(None, (error.what, error.why, error.cure))))
             self._fault = error
             self.state = "faulted"
             self._end_streams()

@@ -1,6 +1,7 @@
 """The engine's end of the connection: greet, build, run; every way in which that can end is told to the other side."""
 
 import contextlib
+import logging
 import socket
 import threading
 from collections.abc import Callable
@@ -22,6 +23,7 @@ Build = Callable[[bytes, Report], Engine]
 Raises AtlasError.
 """
 
+_LOG = logging.getLogger("atlas.engine")
 _CHUNK = 1 << 16
 _LINGER = 2.0
 """Seconds that the other side gets to read the last message and hang up."""
@@ -62,6 +64,8 @@ def serve(
         sender.send(engine.info)
         engine.run(inbox, sender.send)
     except Exception as error:  # noqa: BLE001 - whatever ends the engine, its clients hear of it
+        if not isinstance(error, AtlasError):
+            _LOG.exception("the engine has failed unexpectedly")
         sender.send(Faulted(to_failure(error)))
         return False
     else:

@@ -91,7 +91,7 @@ def plan_budget(readings: Readings, fraction: float, terms: Sequence[Term], kv: 
     if limit > available:
         raise BudgetError(
             f"the memory limit of {_gib(limit)} is not available: {_gib(available)} is", table,
-            f"end other programs, or lower the memory fraction to {available / readings.total:.2f} at most",
+            f"end other programs, or lower --memory to {available >> 20}MiB at most",
         )  # fmt: skip
     needed = sum(term.nbytes for term in shown)
     if needed > limit:
@@ -105,7 +105,7 @@ def plan_budget(readings: Readings, fraction: float, terms: Sequence[Term], kv: 
         if kv.fixed or not tokens:
             raise BudgetError(
                 f"KV pages for {tokens} tokens are left, and a sequence of {kv.max_seq_len} is asked for", table,
-                f"lower the maximal sequence length to {tokens} at most, or: {_cure(terms)}",
+                f"lower --max-seq-len to {tokens} at most, or: {_cure(terms)}",
             )  # fmt: skip
         max_seq_len = tokens
         notes = (f"sequences are limited to {tokens} tokens instead of {kv.max_seq_len}: no more KV pages fit",)
@@ -117,7 +117,7 @@ def _cure(terms: Sequence[Term]) -> str:
     """What to do about the largest term that a person can lower."""
     curable = [term for term in terms if term.cure]
     if not curable:
-        return "raise the memory fraction, or use a machine with more memory"
+        return "raise --memory, or use a machine with more memory"
     largest = max(curable, key=lambda term: term.nbytes)
     return f"{largest.cure} ({largest.name} takes {_gib(largest.nbytes)})"
 

@@ -8,7 +8,7 @@ from starlette.responses import Response
 from atlas_core import __version__
 from atlas_core.server import shapes
 from atlas_core.server.boundary import json_response
-from atlas_core.server.lifecycle import Lifecycle, fault_text
+from atlas_core.server.lifecycle import Lifecycle, fault_parts
 from atlas_core.server.routes import Operation
 
 
@@ -57,7 +57,7 @@ class Health:
                 "phase": progress.phase, "done": progress.done, "total": progress.total, "note": progress.note,
             }  # fmt: skip
         elif state == "faulted":
-            body["message"] = fault_text(self._lifecycle.error)
+            body |= fault_parts(self._lifecycle.fault)
         return json_response(body, 200 if state == "ready" else 503, {"cache-control": "no-store"})
 
     async def live(self, request: Request) -> Response:

@@ -42,6 +42,11 @@ class Lifecycle:
         return "loading" if engine is None else engine
 
     @property
+    def fault(self) -> Exception | None:
+        """What made the state ``faulted``: the start, or the engine later."""
+        return self.error or (None if self._service is None else self._service.engine.fault)
+
+    @property
     def known(self) -> Service | None:
         """The service once it was brought up, whatever became of it."""
         return self._service
@@ -105,8 +110,9 @@ class Lifecycle:
         self._reporter.progress(progress)
 
 
-def fault_text(error: Exception | None) -> str:
-    """One line about a failed start, for /health."""
-    if error is None:
-        return "the engine has failed"
-    return error.what if isinstance(error, AtlasError) else "the server failed while starting"
+def fault_parts(error: Exception | None) -> dict[str, str]:
+    """``message``, ``why`` and ``cure`` of a fault, those that there are, for /health; defects are told in the log alone."""
+    if not isinstance(error, AtlasError):
+        return {"message": "the engine has failed" if error is None else "the server failed while starting"}
+    parts = {"message": error.what, "why": error.why, "cure": error.cure}
+    return {name: text for name, text in parts.items() if text}

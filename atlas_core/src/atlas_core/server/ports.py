@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 from atlas_core.contracts.checkpoint import Pooling
 from atlas_core.text.dialect.choice import Speech
+from atlas_core.vocab.errors import AtlasError
 from atlas_core.vocab.messages import Delta, Gauges, Generate, Progress, Ready
 
 Sink = Callable[[Delta], bool]
@@ -18,6 +19,11 @@ class Engine(Protocol):
     @property
     def state(self) -> str:
         """One of the above, now."""
+        ...
+
+    @property
+    def fault(self) -> AtlasError | None:
+        """Why it is faulted; None while it is not."""
         ...
 
     @property

@@ -349,11 +349,13 @@ class LoadProgress(Struct):
 
 
 class HealthState(Struct):
-    """Whether requests are served."""
+    """Whether requests are served; ``message``, ``why`` and ``cure`` are those of a fault."""
 
     status: Literal["loading", "ready", "faulted", "draining", "gone"]
     progress: LoadProgress | UnsetType = UNSET
     message: str | UnsetType = UNSET
+    why: str | UnsetType = UNSET
+    cure: str | UnsetType = UNSET
 
 
 class Version(Struct):

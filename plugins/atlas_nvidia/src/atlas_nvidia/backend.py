@@ -106,7 +106,7 @@ class CudaBackend:
             free, total = self.memory()
             raise BudgetError(
                 f"{nbytes} bytes of device memory cannot be had", f"{free} of {total} bytes are free on {self._gpu.name}",
-                "end other programs on this GPU, or lower the memory fraction",
+                "end other programs on this GPU, or lower --memory",
             )  # fmt: skip
         address = int(checked((status, address), f"Allocating {nbytes} bytes"))
         self._allocated.add(address)
