@@ -1,6 +1,7 @@
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import signal
 import time
@@ -242,7 +243,9 @@ def test_an_engine_killed_while_it_drains_is_a_fault(child_path):
     asyncio.run(scenario())
 
 
-def test_a_lost_device_faults_every_stream(make, caplog):
+def test_a_lost_device_faults_every_stream(make, caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("atlas"), "propagate", True)
+
     async def scenario():
         client = make(fail_at=4)
         await client.start(lambda progress: None)
@@ -260,7 +263,9 @@ def test_a_lost_device_faults_every_stream(make, caplog):
     assert record.getMessage() == "the engine has failed: the device is lost\nthe test said so"
 
 
-def test_a_defect_leaves_its_traceback_in_the_log(caplog):
+def test_a_defect_leaves_its_traceback_in_the_log(caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("atlas"), "propagate", True)
+
     async def scenario():
         client = in_process(fail_at=2, defect=True)
         await client.start(lambda progress: None)
