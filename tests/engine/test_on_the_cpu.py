@@ -1,5 +1,6 @@
 """The loop over a real model: company, chunks and preemption change no token and no bit of a log-probability."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,14 +16,26 @@ from atlas_core.settings import read_settings
 from atlas_core.vocab.messages import Generate, Ready
 from atlas_core.vocab.sampling import SamplingParams
 
-MODEL = Path(__file__).parents[1] / "data" / "tiny" / "llama"
+TINY = Path(__file__).parents[1] / "data" / "tiny"
+WINDOWS = {"mistral": 8, "mistral of 40": 40}
+"""Tokens that a token sees: less than a page, and pages and a half."""
 
 
-@pytest.fixture(scope="module")
-def built():
+@pytest.fixture(scope="module", params=["llama", *WINDOWS])
+def built(request, tmp_path_factory):
+    folder = TINY / request.param.split()[0]
+    if request.param not in ("llama", "mistral"):
+        folder = tmp_path_factory.mktemp("mistral")
+        for file in (TINY / "mistral").iterdir():
+            (folder / file.name).symlink_to(file)
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").unlink()
+        (folder / "config.json").write_text(json.dumps({**config, "sliding_window": WINDOWS[request.param]}))
     sizes = {"max_batch_size": "6", "max_prefill_tokens": "48", "max_seq_len": "256"}
-    settings = read_settings({"model": str(MODEL), "hardware": "cpu", **sizes}, {})
+    settings = read_settings({"model": str(folder), "hardware": "cpu", **sizes}, {})
     result = build(settings, discover(), Ledger(lambda progress: None))
+    (cache,) = result.model.spec.caches
+    assert cache.window == WINDOWS.get(request.param)
     yield result
     result.close()
 

@@ -15,6 +15,8 @@ _STICKY = frozenset({
     "CUDA_ERROR_NVLINK_UNCORRECTABLE", "CUDA_ERROR_CONTAINED", "CUDA_ERROR_TENSOR_LEAK",
 })  # fmt: skip
 """Errors after which the context answers every call with the same error."""
+_LOST = "restart the engine: this error leaves the context unusable"
+_FULL = "end other programs on this GPU, or lower --memory: the driver needs room beside weights and caches"
 
 
 def _word(answer: tuple[Any, bytes | None]) -> str:
@@ -25,7 +27,7 @@ def failure(status: Any, what: str) -> DeviceError:
     """A DeviceError in the driver's own words, for a status that is not success."""
     name = _word(cuda.cuGetErrorName(status))
     sticky = name in _STICKY
-    cure = "restart the engine: this error leaves the context unusable" if sticky else ""
+    cure = _LOST if sticky else _FULL if name == "CUDA_ERROR_OUT_OF_MEMORY" else ""
     return DeviceError(what, f"{name}: {_word(cuda.cuGetErrorString(status))}", cure, sticky=sticky)
 
 

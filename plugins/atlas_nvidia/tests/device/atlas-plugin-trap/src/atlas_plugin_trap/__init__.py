@@ -1,0 +1,1 @@
+"""For tests only: an NVIDIA GPU on which one token is fatal."""
