@@ -6,10 +6,11 @@
 The checkpoint (bf16, four shards, seeded) is written once and is in the page cache afterwards. Each round starts ``atlas serve`` and
 asks for one token as soon as /health says ready. ``--cold`` adds a round for which the shards were dropped from the page cache, beside
 the speed at which this disk gives them: a quarter of them before that round and another behind it, since disks of virtual machines
-are now faster and now slower. Prints the server's ledger.
+are now faster and now slower; when the engine read from it, and how fast, is sampled meanwhile. Prints the server's ledger.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import statistics
@@ -33,6 +34,8 @@ POOL = 64 << 20
 PIECE = 16 << 20
 PORT = 8917
 WAIT = 300.0
+READING = 16 << 20
+"""Bytes from which on weights are being read."""
 
 
 def shapes(layers: int) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -149,7 +152,7 @@ def disk_speed(folder: Path, nbytes: int = 4 << 30, threads: int = 8) -> float:
     """Bytes a second that the disk gives to direct reads of 16 MiB."""
     import mmap
 
-    path = max(folder.glob("*.safetensors"))
+    path = max(folder.glob("*.safetensors"), key=lambda each: each.stat().st_size)
     nbytes = min(nbytes, path.stat().st_size // PIECE * PIECE)
     file = os.open(path, os.O_RDONLY | os.O_DIRECT)
     buffers = threading.local()
@@ -167,11 +170,49 @@ def disk_speed(folder: Path, nbytes: int = 4 << 30, threads: int = 8) -> float:
     return speed
 
 
-def first_token(folder: Path, options: list[str]) -> tuple[float, float]:
-    """Seconds from process start until the server is ready, and until it has sent a token."""
+class DiskWatch:
+    """What a server's engine has read from disks so far, by the kernel's count (read_bytes of /proc/PID/io), sampled."""
+
+    def __init__(self, began: float, server: int) -> None:
+        self._samples: list[tuple[float, int]] = []
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(began, server))
+        self._thread.start()
+
+    def _run(self, began: float, server: int) -> None:
+        children = Path(f"/proc/{server}/task/{server}/children")
+        while not self._ended.wait(0.02):
+            with contextlib.suppress(OSError, ValueError):
+                total = 0
+                for child in children.read_text().split():
+                    lines = Path(f"/proc/{child}/io").read_text().splitlines()
+                    total += next(int(line.split()[1]) for line in lines if line.startswith("read_bytes"))
+                self._samples.append((time.perf_counter() - began, total))
+
+    def report(self) -> str:
+        """When reading began and ended, and GB/s of every second between."""
+        self._ended.set()
+        self._thread.join()
+        if not self._samples or self._samples[-1][1] < READING:
+            return "nothing was read from disk"
+        most = self._samples[-1][1]
+        first = max(at for at, nbytes in self._samples if nbytes < READING)
+        last = min(at for at, nbytes in self._samples if nbytes == most)
+        marks = np.arange(first, last, 1.0)
+        done = np.interp([*marks, last], *zip(*self._samples, strict=True))
+        rates = np.diff(done) / np.diff([*marks, last]) / 1e9
+        return (
+            f"the disk was read from {first:.2f} to {last:.2f} s, {most / (last - first) / 1e9:.2f} GB/s on average, by the second "
+            + " ".join(f"{rate:.2f}" for rate in rates)
+        )
+
+
+def first_token(folder: Path, options: list[str]) -> tuple[float, float, str]:
+    """Seconds from process start until the server is ready, and until it has sent a token; what was read from the disk."""
     began = time.perf_counter()
     command = [sys.executable, "-m", "atlas_core", "serve", str(folder), "--port", str(PORT), *options]
     server = subprocess.Popen(command)
+    watch = DiskWatch(began, server.pid)
     base = f"http://127.0.0.1:{PORT}"
     try:
         while True:
@@ -191,8 +232,9 @@ def first_token(folder: Path, options: list[str]) -> tuple[float, float]:
             answer.readline()
             first = time.perf_counter() - began
             answer.read()
-        return ready, first
+        return ready, first, watch.report()
     finally:
+        watch.report()
         server.terminate()
         server.wait()
 
@@ -213,18 +255,18 @@ def main() -> None:
     print(f"checkpoint: {total / 1e9:.2f} GB, written in {time.perf_counter() - began:.1f} s", flush=True)
     options = ["--hardware", arguments.hardware, *given[given.index("--") + 1 : -1]]
     for _ in range(arguments.rounds):
-        ready, first = first_token(arguments.folder, options)
+        ready, first, _ = first_token(arguments.folder, options)
         print(f"page cache: ready {ready:.2f} s, first token {first:.2f} s", flush=True)
     if arguments.cold:
         drop_from_cache(arguments.folder)
         before = disk_speed(arguments.folder)
         drop_from_cache(arguments.folder)
-        ready, first = first_token(arguments.folder, options)
+        ready, first, read = first_token(arguments.folder, options)
         drop_from_cache(arguments.folder)
         after = disk_speed(arguments.folder)
         goal = 1.3 * total / statistics.harmonic_mean([before, after]) + 2
         print(f"disk: {before / 1e9:.2f} GB/s before and {after / 1e9:.2f} behind; ready {ready:.2f} s, first token {first:.2f} s, "
-              f"goal {goal:.2f} s", flush=True)  # fmt: skip
+              f"goal {goal:.2f} s; {read}", flush=True)  # fmt: skip
 
 
 if __name__ == "__main__":

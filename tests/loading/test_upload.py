@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from atlas_core.contracts.backend import Capabilities
 from atlas_core.contracts.checkpoint import Extent
 from atlas_core.contracts.ops import OperandSpec, Packed, Repack
-from atlas_core.loading import upload
+from atlas_core.loading import ahead, upload
+from atlas_core.loading.ahead import ReadAhead
+from atlas_core.loading.extents import ExtentReader
 from atlas_core.loading.pieces import Piece, Placed, loads, pieces
 from atlas_core.loading.upload import load_weights
 from atlas_core.runtime.loader import WeightCopy
@@ -182,11 +184,18 @@ COPIES = {
 @pytest.mark.parametrize("kind", COPIES)
 @pytest.mark.parametrize("unified", [True, False])
 @pytest.mark.parametrize("asynchronous", [True, False])
-def test_the_device_holds_what_the_host_packing_gives(source, kind, unified, asynchronous, monkeypatch):
+@pytest.mark.parametrize("room", [None, 32])
+def test_the_device_holds_what_the_host_packing_gives(source, kind, unified, asynchronous, room, monkeypatch):
+    """``room``: of a head start that has read the beginning of the file, if there is one."""
+    monkeypatch.setattr(ahead, "BLOCK", 10_000)
+    monkeypatch.setattr(ExtentReader, "resident", lambda reader, extent: False)
     monkeypatch.setattr(upload._Shape, "of", lambda backend: upload._Shape(4096, 3, 2))
     device, told = Device(unified=unified, asynchronous=asynchronous), []
     copies = COPIES[kind]()
-    memory = load_weights(device, copies, source, lambda done, total, weight: told.append((done, total)))
+    head = ReadAhead([Extent(source.path, 0, source.path.stat().st_size)], room) if room else None
+    memory = load_weights(device, copies, source, lambda done, total, weight: told.append((done, total)), head)
+    if head:
+        head.close()
     for copy in copies:
         buffer = memory.buffers[copy.weight, copy.packed.name]
         data = source.read(copy.weight)

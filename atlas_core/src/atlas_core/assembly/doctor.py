@@ -21,6 +21,7 @@ from atlas_core.loading.hub import offline
 from atlas_core.plugins import PluginRecord, Registry, survey
 from atlas_core.plugins.probe import Prober
 from atlas_core.plugins.registry import canonical
+from atlas_core.runtime.host import available_memory
 from atlas_core.server.listen import bind_socket
 from atlas_core.settings import Settings
 from atlas_core.vocab.errors import AtlasError
@@ -47,7 +48,7 @@ def gather(settings: Settings, mistake: AtlasError | None = None) -> Facts:
         cache=str(cache),
         cache_error=_write_error(cache),
         cache_free=_free(cache),
-        memory_free=_memory(),
+        memory_free=available_memory(),
         address=f"{settings.bind} port {settings.port}",
         port_error=_port_error(settings),
         token=_token(),
@@ -136,15 +137,6 @@ def _free(folder: Path) -> int | None:
         return shutil.disk_usage(_nearest(folder)).free
     except OSError:
         return None
-
-
-def _memory() -> int | None:
-    """Bytes that programs could still get, by the kernel's own estimate; None on systems without one."""
-    try:
-        lines = Path("/proc/meminfo").read_text("ascii").splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")), None)
 
 
 def _port_error(settings: Settings) -> AtlasError | None:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from atlas_core.assembly.aside import Aside
+from atlas_core.assembly.early import begin_reading
 from atlas_core.assembly.environment import discover_plugins
 from atlas_core.assembly.machine import Machine, choose_machine
 from atlas_core.assembly.memory import Weights, allocate, plan_memory, with_graphs, with_inputs
@@ -30,6 +31,7 @@ from atlas_core.engine.loop import Engine
 from atlas_core.engine.rings import Results, Rings
 from atlas_core.engine.runner import Runner
 from atlas_core.kernels.library import KernelLibrary
+from atlas_core.loading.ahead import ReadAhead
 from atlas_core.model.config import token_ids
 from atlas_core.plugins import Registry
 from atlas_core.plugins.load import load
@@ -130,7 +132,7 @@ def engine_of(built: Built, registry: Registry, ledger: Ledger, *, eager: bool =
 def build(settings: Settings, registry: Registry, ledger: Ledger) -> Built:
     """Build every part, in the order in which mistakes are cheapest to find, and check it with one step.
 
-    The driver starts and the vocabulary is read on threads of their own meanwhile.
+    The driver starts, the vocabulary is read, and the disk begins to read weights, on threads of their own meanwhile.
     """
     with ExitStack() as files, ExitStack() as undo, Aside() as aside, ExitStack() as awake:
         with ledger.phase("resolve"):
@@ -139,6 +141,8 @@ def build(settings: Settings, registry: Registry, ledger: Ledger) -> Built:
             awake.callback(_let_go, waking)
             model = open_model(registry, settings, ledger.progress)
             files.callback(model.checkpoint.close)
+            ahead = aside.start(partial(begin_reading, model, settings))
+            files.callback(_close, ahead)
             plan = make_plan(model, machine, settings)
         reading = aside.start(lambda: Tokenizer(model.checkpoint.tokenizer(), lazy=True))
         with ledger.phase("device"):
@@ -148,7 +152,7 @@ def build(settings: Settings, registry: Registry, ledger: Ledger) -> Built:
             awake.close()
             audit(plan, library)
         packed = partial(_packed, registry, library, model, plan.settings)
-        runner, limits, budget = _run_up(backend, plan, model, ledger, packed)
+        runner, limits, budget = _run_up(backend, plan, model, ledger, packed, ahead)
         with ledger.phase("preflight"):
             preflight(runner, limits)
         with ledger.phase("vocabulary"):
@@ -170,6 +174,11 @@ def wake(machine: Machine) -> Callable[[], None]:
     except DeviceError:
         return lambda: None
     return undo
+
+
+def _close(ahead: "Future[ReadAhead]") -> None:
+    if ahead.exception() is None:
+        ahead.result().close()
 
 
 def _let_go(waking: "Future[Callable[[], None]]") -> None:
@@ -232,8 +241,9 @@ def _packed(
 
 
 def _run_up(
-    backend: GpuBackend, plan: StepPlan, model: Model, ledger: Ledger, packed: Callable[[Weights], PackedCache | None]
-) -> tuple[Runner | EmbeddingRunner, Limits, Budget]:
+    backend: GpuBackend, plan: StepPlan, model: Model, ledger: Ledger, packed: Callable[[Weights], PackedCache | None],
+    ahead: "Future[ReadAhead]",
+) -> tuple[Runner | EmbeddingRunner, Limits, Budget]:  # fmt: skip
     """Budget, weights and graphs."""
     stream = backend.create_stream()
     weights = Weights.of(plan, model)
@@ -246,7 +256,9 @@ def _run_up(
     limits = make_limits(model, plan.settings, plan.layout, budget.max_seq_len, pages)
     cache = packed(weights)
     with ledger.phase("weights"):
-        memory, inputs, states = allocate(backend, stream, plan, model, weights, budget, ledger.progress, cache)
+        memory, inputs, states = allocate(
+            backend, stream, plan, model, weights, budget, ledger.progress, cache, ahead.result()
+        )
     if cache and cache.reason:
         held = {weights.uses[use]: buffer for use, buffer in memory.weights.items()}
         with ledger.phase(f"packed image, since {cache.reason}"):

@@ -10,6 +10,7 @@ from atlas_core.assembly.plan import StepPlan
 from atlas_core.contracts.backend import GpuBackend, Stream
 from atlas_core.contracts.ops import Buffer
 from atlas_core.engine.inputs import COUNTS, InputLayout
+from atlas_core.loading.ahead import ReadAhead
 from atlas_core.loading.pieces import Placed
 from atlas_core.loading.upload import load_weights
 from atlas_core.model.program import Value
@@ -103,11 +104,11 @@ def _graph_bytes(plan: StepPlan) -> int:
 
 def allocate(
     backend: GpuBackend, stream: Stream, plan: StepPlan, model: Model, weights: Weights, budget: Budget,
-    progress: Callable[[int, int, str], None], packed: PackedCache | None = None,
+    progress: Callable[[int, int, str], None], packed: PackedCache | None = None, ahead: ReadAhead | None = None,
 ) -> tuple[StepMemory, int, Mapping[str, Buffer]]:  # fmt: skip
     """Get everything from the device and load the weights: (memory without inputs, address of the input block, states).
 
-    Weights come out of the image that ``packed`` has, if it has one.
+    Weights come out of the image that ``packed`` has, if it has one. ``ahead`` has what was read of them already.
 
     Raises BudgetError naming the term that there is no room for, which happens when somebody else has taken memory since the plan.
     """
@@ -118,7 +119,7 @@ def allocate(
 
     with _named(budget, "weights"):
         load = packed.load if packed else load_weights
-        loaded = load(backend, weights.copies, _Source(model, weights), progress).buffers
+        loaded = load(backend, weights.copies, _Source(model, weights), progress, ahead).buffers
     with _named(budget, "constants"):
         values = load_arrays(backend, plan.program.constants)
     states = {v.name: get(v.name, _nbytes(v)) for v in _values(plan, "state")}

@@ -9,6 +9,7 @@ from typing import Any
 
 from atlas_core.contracts.backend import GpuBackend
 from atlas_core.contracts.checkpoint import Checkpoint, Located
+from atlas_core.loading.ahead import ReadAhead
 from atlas_core.loading.image import Progress, open_image, write_image
 from atlas_core.loading.pieces import WeightSource
 from atlas_core.loading.upload import load_packed, load_weights
@@ -33,9 +34,7 @@ class PackedCache:
         A model has an image for each target and packing of its weights; of each there is one, whatever was installed when.
         """
         packed = _digest((target, *((c.weight, c.packed, c.spec.layout, c.spec.shape) for c in copies)))
-        place = Path(checkpoint.path).resolve()
-        name = re.sub(r"[^\w.-]+", "-", place.name) or "model"
-        path = folder / f"{name}-{_digest([str(place), packed])[:16]}.packed"
+        path = folder / f"{_stem(checkpoint)}-{packed[:8]}.packed"
         identity = {
             "checkpoint": _files(checkpoint),
             "plugins": _digest(plugins),
@@ -45,22 +44,34 @@ class PackedCache:
         return cls(path, identity)
 
     def load(
-        self, backend: GpuBackend, copies: Iterable[WeightCopy], source: WeightSource, progress: Progress
-    ) -> WeightMemory:
+        self, backend: GpuBackend, copies: Iterable[WeightCopy], source: WeightSource, progress: Progress,
+        ahead: ReadAhead | None = None,
+    ) -> WeightMemory:  # fmt: skip
         """Out of the image, or from the checkpoint where there is none that can be used."""
         listed = tuple(copies)
         try:
             image = open_image(self.path, listed, self.identity)
             if image is not None:
-                return load_packed(backend, listed, image, progress)
+                return load_packed(backend, listed, image, progress, ahead)
             self.reason = "there was none"
         except CheckpointError as error:
             self.reason = f"{error.what}: {error.why}"
-        return load_weights(backend, listed, source, progress)
+        return load_weights(backend, listed, source, progress, ahead)
 
     def keep(self, backend: GpuBackend, memory: WeightMemory, copies: Iterable[WeightCopy], progress: Progress) -> None:
         """Write the image. Raises CheckpointError when it cannot be written."""
         write_image(self.path, backend, memory, tuple(copies), self.identity, progress)
+
+
+def images(folder: Path, checkpoint: Checkpoint) -> list[Path]:
+    """Images of a checkpoint, for whatever targets and packings."""
+    return sorted(folder.glob(f"{_stem(checkpoint)}-????????.packed"))
+
+
+def _stem(checkpoint: Checkpoint) -> str:
+    place = Path(checkpoint.path).resolve()
+    name = re.sub(r"[^\w.-]+", "-", place.name) or "model"
+    return f"{name}-{_digest([str(place)])[:8]}"
 
 
 def _files(checkpoint: Checkpoint) -> str:

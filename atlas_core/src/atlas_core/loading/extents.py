@@ -38,10 +38,7 @@ class ExtentReader:
 
         Raises CheckpointError when the file ends before, or cannot be read.
         """
-        with self._lock:
-            file = self._files.get(extent.path)
-            if file is None:
-                file = self._files[extent.path] = _File(extent.path)
+        file = self._file(extent.path)
         try:
             if file.cached(extent, into):
                 return 0
@@ -56,11 +53,25 @@ class ExtentReader:
             raise unreadable(extent.path, error) from error
         return 0
 
+    def resident(self, extent: Extent) -> bool:
+        """Whether it begins in the page cache; false where the file system does not tell. Raises CheckpointError."""
+        try:
+            return self._file(extent.path).resident(extent)
+        except OSError as error:
+            raise unreadable(extent.path, error) from error
+
     def close(self) -> None:
         """Close every file; nobody reads any more. Safe to call twice."""
         for file in self._files.values():
             file.close()
         self._files.clear()
+
+    def _file(self, path: Path) -> "_File":
+        with self._lock:
+            file = self._files.get(path)
+            if file is None:
+                file = self._files[path] = _File(path)
+            return file
 
 
 class _File:
@@ -80,24 +91,34 @@ class _File:
         self._tells = hasattr(os, "RWF_NOWAIT")
         self._skips = hasattr(os, "O_DIRECT")
 
-    def cached(self, extent: Extent, into: memoryview) -> bool:
-        """Whether all of it was in the page cache, and now is in ``into``.
+    def resident(self, extent: Extent) -> bool:
+        """Whether its first byte is in the page cache.
 
-        The first byte is asked for by itself, without read-ahead: a read that may not wait still has the kernel fetch what follows,
-        which the direct read would then fetch again.
+        It is asked for by itself, without read-ahead: a read that may not wait still has the kernel fetch what follows, which a
+        direct read would then fetch again.
         """
+        return self._nowait(self._alone, memoryview(bytearray(1)), extent.start) == 1
+
+    def cached(self, extent: Extent, into: memoryview) -> bool:
+        """Whether all of it was in the page cache, and now is in ``into``."""
+        return (
+            self.resident(extent)
+            and self._nowait(self._descriptor, into[: extent.nbytes], extent.start) == extent.nbytes
+        )
+
+    def _nowait(self, descriptor: int, into: memoryview, start: int) -> int:
+        """Bytes that were there without waiting."""
         if not self._tells:
-            return False
+            return 0
         try:
-            os.preadv(self._alone, [into[:1]], extent.start, os.RWF_NOWAIT)
-            return os.preadv(self._descriptor, [into[: extent.nbytes]], extent.start, os.RWF_NOWAIT) == extent.nbytes
+            return os.preadv(descriptor, [into], start, os.RWF_NOWAIT)
         except BlockingIOError:
-            return False
+            return 0
         except OSError as error:
             if error.errno not in _UNSUPPORTED:
                 raise
             self._tells = self._skips = False  # a file system in memory, most likely
-            return False
+            return 0
 
     def direct(self, extent: Extent, into: memoryview) -> int | None:
         """Past the page cache, in whole blocks; None when this file system does not do that."""

@@ -14,6 +14,7 @@ import numpy as np
 
 from atlas_core.contracts.backend import Event, GpuBackend, Stream
 from atlas_core.contracts.ops import Buffer
+from atlas_core.loading.ahead import ReadAhead
 from atlas_core.loading.extents import ALIGNMENT, MARGIN, ExtentReader
 from atlas_core.loading.image import PackedImage
 from atlas_core.loading.pieces import Load, Piece, WeightSource, loads, pieces
@@ -68,34 +69,39 @@ class _Packed:
 
 
 def load_weights(
-    backend: GpuBackend, copies: Iterable[WeightCopy], source: WeightSource, progress: Progress | None = None
-) -> WeightMemory:
-    """Every copy on the device, filled. ``progress(done, total, weight)`` counts packed bytes.
+    backend: GpuBackend, copies: Iterable[WeightCopy], source: WeightSource, progress: Progress | None = None,
+    ahead: ReadAhead | None = None,
+) -> WeightMemory:  # fmt: skip
+    """Every copy on the device, filled. ``progress(done, total, weight)`` counts packed bytes. ``ahead`` has what was read already.
 
     Weights that lie in files as they are go there in pieces. Others are read whole and packed by their implementation, one
     ahead of the device. On any failure everything allocated here is freed.
     """
     listed = tuple(copies)
     repacks = backend.capabilities.unified_memory
-    return _loaded(backend, listed, source, progress, lambda most: _divided(listed, source, most, repacks=repacks))
+    return _loaded(
+        backend, listed, source, progress, ahead, lambda most: _divided(listed, source, most, repacks=repacks)
+    )
 
 
 def load_packed(
-    backend: GpuBackend, copies: Iterable[WeightCopy], image: PackedImage, progress: Progress | None = None
-) -> WeightMemory:
+    backend: GpuBackend, copies: Iterable[WeightCopy], image: PackedImage, progress: Progress | None = None,
+    ahead: ReadAhead | None = None,
+) -> WeightMemory:  # fmt: skip
     """The same out of an image, which has every copy as the device holds it.
 
     Raises CheckpointError when bytes are not those that were written into it.
     """
     listed = tuple(copies)
     return _loaded(
-        backend, listed, None, progress, lambda most: ([p for copy in listed for p in image.pieces(copy, most)], {})
-    )
+        backend, listed, None, progress, ahead,
+        lambda most: ([p for copy in listed for p in image.pieces(copy, most)], {}),
+    )  # fmt: skip
 
 
 def _loaded(
     backend: GpuBackend, listed: Sequence[WeightCopy], source: WeightSource | None, progress: Progress | None,
-    divide: Callable[[int], tuple[list[Piece], dict[str, list[WeightCopy]]]],
+    ahead: ReadAhead | None, divide: Callable[[int], tuple[list[Piece], dict[str, list[WeightCopy]]]],
 ) -> WeightMemory:  # fmt: skip
     memory = WeightMemory(backend)
     shape = _Shape.of(backend)
@@ -105,7 +111,7 @@ def _loaded(
             memory.buffers[copy.weight, copy.packed.name] = Buffer(address, copy.packed.nbytes)
         streamed, whole = divide(shape.piece)
         total = sum(copy.packed.nbytes for copy in listed)
-        _Upload(backend, memory, source, _reporter(progress, total)).run(streamed, whole, shape)
+        _Upload(backend, memory, source, _reporter(progress, total), ahead).run(streamed, whole, shape)
     except BaseException:
         memory.free()
         raise
@@ -145,9 +151,11 @@ class _Upload:
     """One load. The calling thread alone speaks to the device; the others read, and pack what is packed on the host."""
 
     def __init__(
-        self, backend: GpuBackend, memory: WeightMemory, source: WeightSource | None, report: Callable[[int, str], None]
-    ) -> None:
+        self, backend: GpuBackend, memory: WeightMemory, source: WeightSource | None, report: Callable[[int, str], None],
+        ahead: ReadAhead | None = None,
+    ) -> None:  # fmt: skip
         self._backend, self._memory, self._source, self._report = backend, memory, source, report
+        self._ahead = ahead
         self._stream: Stream = backend.create_stream()
         self._free: SimpleQueue[_Slot | None] = SimpleQueue()
         self._ready: SimpleQueue[_Filled | _Packed | BaseException] = SimpleQueue()
@@ -158,6 +166,8 @@ class _Upload:
     def run(self, streamed: Sequence[Piece], whole: dict[str, list[WeightCopy]], shape: _Shape) -> None:
         reads = loads(streamed, shape.piece)
         threads = min(shape.threads, len(reads))
+        if self._ahead is not None and not reads:
+            self._ahead.close()
         longest = max((load.extent.nbytes + load.order_bytes for load in reads), default=0)
         with _ring(self._backend, longest, min(shape.slots, len(reads))) as slots, contextlib.ExitStack() as ending:
             ending.callback(self._drain)
@@ -193,7 +203,8 @@ class _Upload:
                 load = next(turns, None)
             if load is None or self._stopped:
                 return
-            begin = files.read(load.extent, slot.view)
+            taken = self._ahead is not None and self._ahead.take(load.extent, slot.view)
+            begin = 0 if taken else files.read(load.extent, slot.view)
             for piece in load.pieces:
                 if piece.checks is not None:
                     at = begin + piece.extent.start - load.extent.start

@@ -1,0 +1,173 @@
+"""Blocks of a checkpoint's files, read from the disk before anybody asks for them: from before there is a device, to the end."""
+
+import threading
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from atlas_core.contracts.checkpoint import Extent
+from atlas_core.loading.extents import ALIGNMENT, MARGIN, ExtentReader
+from atlas_core.runtime.host import available_memory
+from atlas_core.vocab.errors import AtlasError
+
+BLOCK = 8 << 20
+"""Bytes of one read: disks want long ones, and some, however small the pieces are that a device takes."""
+_THREADS = 8
+_ROOM, _SHARE = 512, 32
+"""Blocks held at most, and the part of the available memory, which a device may share."""
+_BEHIND = 16
+"""Blocks before the one asked for last that may still be asked for: readers take turns in the order of the files."""
+_LEAST = 2 * _BEHIND
+"""Fewer blocks are not worth it, and might all wait to be asked for."""
+_GAP = 64 * 1024
+"""Bytes between two extents that are rather read for nothing than left out."""
+
+
+@dataclass(slots=True)
+class _Block:
+    """``data`` are the bytes of ``extent`` once ``done``, until they were taken; None too when they lie in the page cache, or cannot be read."""
+
+    index: int
+    extent: Extent
+    done: bool = False
+    data: npt.NDArray[np.uint8] | None = None
+
+
+class ReadAhead:
+    """Keeps the disk busy in the order of the files, within a bounded room of ordinary memory.
+
+    Planning a step and waking a device take a second in which a disk would have nothing to do, and later the pieces that suit
+    a device need not suit the disk. What is in the page cache is left there. A block that cannot be read is left to who asks
+    for it, and says why.
+    """
+
+    def __init__(self, extents: Iterable[Extent], room: int | None = None) -> None:
+        """``room``: blocks that are held at most; None: what this machine can spare."""
+        if room is None:
+            room = min(_ROOM, (available_memory() or 0) // _SHARE // BLOCK)
+        cut = [extent for run in _runs(extents) for extent in _cut(run)] if room >= _LEAST else []
+        self._blocks = [_Block(index, extent) for index, extent in enumerate(cut)]
+        self._of_file: dict[Path, list[_Block]] = {}
+        for block in self._blocks:
+            self._of_file.setdefault(block.extent.path, []).append(block)
+        self._room, self._held = room, 0
+        self._next = 0  # block to be read
+        self._kept = 0  # block before which none is kept
+        self._closed = False
+        self._changed = threading.Condition()
+        self._files = ExtentReader()
+        self._threads = [
+            threading.Thread(target=self._read, name="atlas-ahead", daemon=True)
+            for _ in range(min(_THREADS, len(self._blocks)))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def take(self, extent: Extent, into: memoryview) -> bool:
+        """Whether all of ``extent`` was read here, and now is at the beginning of ``into``.
+
+        Waits for the disk. A block is given up with its last byte: each is asked for once, in the order of the files.
+        """
+        blocks = self._of_file.get(extent.path, [])
+        place = bisect_right(blocks, extent.start, key=lambda block: block.extent.start) - 1
+        position, end, target = extent.start, extent.start + extent.nbytes, np.frombuffer(into, np.uint8)
+        while position < end:
+            if not 0 <= place < len(blocks):
+                return False
+            block, place = blocks[place], place + 1
+            start, data = block.extent.start, self._awaited(block)
+            if data is None or not start <= position < start + len(data):
+                return False
+            part = data[position - start : end - start]
+            # Not a slice of a memoryview, which would keep all other threads from running meanwhile.
+            np.copyto(target[position - extent.start :][: len(part)], part)
+            position += len(part)
+            if position == start + len(data):
+                with self._changed:
+                    self._drop(block)
+        return True
+
+    def close(self) -> None:
+        """End, and forget what nobody took. Safe to call twice."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
+        for block in self._blocks:
+            block.data = None
+        self._files.close()
+
+    def _awaited(self, block: _Block) -> npt.NDArray[np.uint8] | None:
+        with self._changed:
+            for passed in self._blocks[self._kept : max(0, block.index - _BEHIND)]:
+                self._drop(passed)
+                self._kept = passed.index + 1
+            self._next = max(self._next, self._kept)
+            self._changed.wait_for(lambda: block.done or self._closed or block.index < self._kept)
+            return block.data
+
+    def _drop(self, block: _Block) -> None:
+        if block.data is not None:
+            block.data = None
+            self._held -= 1
+            self._changed.notify_all()
+
+    def _read(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._held < self._room or self._closed)
+                if self._closed or self._next == len(self._blocks):
+                    return
+                block = self._blocks[self._next]
+                self._next += 1
+                self._held += 1
+            data = self._bytes(block.extent)
+            with self._changed:
+                block.done = True
+                if data is not None and block.index >= self._kept:
+                    block.data = data
+                else:
+                    self._held -= 1
+                self._changed.notify_all()
+
+    def _bytes(self, extent: Extent) -> npt.NDArray[np.uint8] | None:
+        try:
+            if self._files.resident(extent):
+                return None
+            room = _aligned(extent.nbytes + MARGIN)
+            begin = self._files.read(extent, room.data)
+        except AtlasError:
+            return None
+        return room[begin : begin + extent.nbytes]
+
+
+def _runs(extents: Iterable[Extent]) -> list[Extent]:
+    """Neighbours as one, in the order in which ``pieces.loads`` reads files."""
+    found: list[Extent] = []
+    for extent in sorted(extents, key=lambda each: (str(each.path), each.start)):
+        last = found[-1] if found else None
+        if last and last.path == extent.path and extent.start - (last.start + last.nbytes) <= _GAP:
+            end = max(last.start + last.nbytes, extent.start + extent.nbytes)
+            found[-1] = Extent(last.path, last.start, end - last.start)
+        else:
+            found.append(extent)
+    return found
+
+
+def _cut(run: Extent) -> Sequence[Extent]:
+    """Blocks that begin at multiples of BLOCK, but for the first."""
+    end = run.start + run.nbytes
+    starts = [run.start, *range((run.start // BLOCK + 1) * BLOCK, end, BLOCK)]
+    return [Extent(run.path, a, b - a) for a, b in zip(starts, [*starts[1:], end], strict=True) if b > a]
+
+
+def _aligned(nbytes: int) -> npt.NDArray[np.uint8]:
+    """Fresh memory that begins at a whole block."""
+    room = np.empty(nbytes + ALIGNMENT, np.uint8)
+    skip = -room.ctypes.data % ALIGNMENT
+    return room[skip : skip + nbytes]

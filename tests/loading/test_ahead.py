@@ -1,0 +1,134 @@
+"""What is read ahead is what the files hold; what cannot be given is left to who asks for it again."""
+
+import os
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from atlas_core.contracts.checkpoint import Extent
+from atlas_core.loading import ahead as module
+from atlas_core.loading.ahead import ReadAhead
+from atlas_core.loading.extents import MARGIN, ExtentReader
+
+BLOCK = 1 << 12
+SIZE = 40 * BLOCK + 123
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ahead")
+    rng = np.random.default_rng(2)
+    for name in "ab":
+        (folder / name).write_bytes(rng.integers(0, 256, SIZE, np.uint8).tobytes())
+    return [folder / "a", folder / "b"]
+
+
+@pytest.fixture(autouse=True)
+def cold(monkeypatch):
+    """Small blocks, gaps that count, and a page cache that has nothing."""
+    monkeypatch.setattr(module, "BLOCK", BLOCK)
+    monkeypatch.setattr(module, "_GAP", 100)
+    monkeypatch.setattr(ExtentReader, "resident", lambda reader, extent: False)
+
+
+def taken(ahead, extent):
+    into = memoryview(bytearray(extent.nbytes + MARGIN))
+    return bytes(into[: extent.nbytes]) if ahead.take(extent, into) else None
+
+
+def wanted(extent):
+    return extent.path.read_bytes()[extent.start : extent.start + extent.nbytes]
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.data())
+def test_whatever_is_given_is_what_the_file_holds(files, data):
+    starts = sorted(data.draw(st.sets(st.integers(8, SIZE - 1), min_size=2, max_size=8)))
+    ends = [data.draw(st.integers(a + 1, b)) for a, b in zip(starts, [*starts[1:], SIZE], strict=True)]
+    extents = [Extent(path, a, b - a) for path in files for a, b in zip(starts, ends, strict=True)]
+    ahead = ReadAhead(data.draw(st.permutations(extents)), data.draw(st.sampled_from([0, 32, 1000])))
+    most = data.draw(st.sampled_from([100, BLOCK, 3 * BLOCK + 1]))
+    for extent in extents:
+        for start in range(extent.start, extent.start + extent.nbytes, most):
+            part = Extent(extent.path, start, min(most, extent.start + extent.nbytes - start))
+            assert taken(ahead, part) in {None, wanted(part)}
+    ahead.close()
+
+
+def test_all_of_it_is_given_once_where_there_is_room(files):
+    parts = [Extent(path, start, 5000) for path in files for start in range(8, SIZE - 5000, 5000)]
+    ahead = ReadAhead(parts, 1000)
+    assert [taken(ahead, part) for part in parts] == [wanted(part) for part in parts]
+    assert taken(ahead, parts[0]) is None
+    ahead.close()
+
+
+def test_what_is_in_the_page_cache_stays_there(files, monkeypatch):
+    monkeypatch.setattr(ExtentReader, "resident", lambda reader, extent: extent.path == files[0])
+    ahead = ReadAhead([Extent(path, 0, SIZE) for path in files], 1000)
+    assert taken(ahead, Extent(files[0], 0, 10)) is None
+    assert taken(ahead, Extent(files[1], 0, 10)) == wanted(Extent(files[1], 0, 10))
+    ahead.close()
+
+
+def test_room_is_made_for_what_comes_next(files):
+    """Every other block is asked for: those between are given up, and what was passed is not kept for ever."""
+    ahead = ReadAhead([Extent(path, 0, SIZE) for path in files], 32)
+    for path in files:
+        for at in range(0, 40 * BLOCK, 2 * BLOCK):
+            assert taken(ahead, Extent(path, at, BLOCK)) == wanted(Extent(path, at, BLOCK))
+    assert taken(ahead, Extent(files[0], BLOCK, BLOCK)) is None
+    ahead.close()
+
+
+def test_a_reader_that_jumps_is_not_kept_waiting(files, monkeypatch):
+    go, real = threading.Event(), os.preadv
+
+    def slow(*arguments):
+        go.wait()
+        return real(*arguments)
+
+    monkeypatch.setattr(os, "preadv", slow)
+    ahead = ReadAhead([Extent(path, 0, SIZE) for path in files], 32)
+    last = Extent(files[1], 39 * BLOCK, BLOCK)
+    threading.Timer(0.05, go.set).start()
+    assert taken(ahead, last) == wanted(last)
+    assert taken(ahead, Extent(files[0], 0, BLOCK)) is None
+    ahead.close()
+
+
+def test_readers_that_wait_are_let_go_at_the_end(files, monkeypatch):
+    go, real = threading.Event(), os.preadv
+
+    def slow(*arguments):
+        go.wait()
+        return real(*arguments)
+
+    monkeypatch.setattr(os, "preadv", slow)
+    ahead = ReadAhead([Extent(files[0], 0, SIZE)], 32)
+    found = []
+    reader = threading.Thread(target=lambda: found.append(taken(ahead, Extent(files[0], 30 * BLOCK, 1))))
+    reader.start()
+    ender = threading.Thread(target=ahead.close)
+    ender.start()
+    reader.join()
+    assert found == [None]
+    go.set()
+    ender.join()
+
+
+def test_a_machine_with_little_memory_does_without(files):
+    ahead = ReadAhead([Extent(files[0], 0, SIZE)], 31)
+    assert taken(ahead, Extent(files[0], 0, 1)) is None
+    ahead.close()
+
+
+def test_a_file_that_ends_early_or_is_not_there_is_left_to_the_others(files):
+    ahead = ReadAhead([Extent(files[0], 0, SIZE + 10 * BLOCK), Extent(files[0].with_name("gone"), 0, 10)], 1000)
+    assert taken(ahead, Extent(files[0], 0, BLOCK)) == wanted(Extent(files[0], 0, BLOCK))
+    assert taken(ahead, Extent(files[0], SIZE, 10)) is None
+    assert taken(ahead, Extent(files[0].with_name("gone"), 0, 10)) is None
+    ahead.close()
