@@ -198,9 +198,9 @@ class DiskWatch:
         most = self._samples[-1][1]
         first = max(at for at, nbytes in self._samples if nbytes < READING)
         last = min(at for at, nbytes in self._samples if nbytes == most)
-        marks = np.arange(first, last, 1.0)
-        done = np.interp([*marks, last], *zip(*self._samples, strict=True))
-        rates = np.diff(done) / np.diff([*marks, last]) / 1e9
+        marks = [*np.arange(first, last, 1.0), last]
+        times, counts = np.array(self._samples, np.float64).T
+        rates = np.diff(np.interp(marks, times, counts)) / np.diff(marks) / 1e9
         return (
             f"the disk was read from {first:.2f} to {last:.2f} s, {most / (last - first) / 1e9:.2f} GB/s on average, by the second "
             + " ".join(f"{rate:.2f}" for rate in rates)
