@@ -41,6 +41,7 @@ class Harness:
 
     def step(self):
         plan = self.scheduler.schedule()
+        assert plan is not None or self.flight or self.scheduler.idle, "the engine gives up where nothing can run"
         if plan is not None:
             self.check_writers(plan)
             for one in plan.scored:

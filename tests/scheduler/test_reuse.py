@@ -128,6 +128,17 @@ def serve(harness, name, prompt, **sampling):
 
 
 @pytest.mark.parametrize("ahead", [0, 1])
+def test_who_is_in_its_own_way_goes_on(ahead):
+    """Pages that are kept and had to be computed again, since no state was, are there twice: they are given up for the next page."""
+    harness = Harness(replace(HYBRID, layout=SlotLayout(3, (16,), 6), pages=(16,), max_seq_len=64), ahead=ahead)
+    prompt = [n % 40 for n in range(40)]
+    serve(harness, "a", prompt, max_tokens=2)
+    found, _ = serve(harness, "b", [*prompt[:30], *range(20, 30)], max_tokens=24)
+    assert found == 0
+    assert harness.scheduler.preemptions > 0
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
 def test_a_turn_goes_on_from_the_state_near_the_end_of_the_one_before(ahead):
     harness = Harness(HYBRID, ahead=ahead)
     prompt = [n % 40 for n in range(60)]

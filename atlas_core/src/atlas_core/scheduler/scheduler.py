@@ -142,8 +142,9 @@ class Scheduler:
             self._snapshots.begin_step()
         preempted = self._decode(plan)
         budget = self._prefill(plan, self.limits.prompt_tokens(plan.rows))
-        if not preempted and all(sequence.finished for sequence in self._leaving):
-            # Else whoever was put out would come straight back, or be overtaken by those behind.
+        if (not preempted or not self._running) and all(sequence.finished for sequence in self._leaving):
+            # Else whoever was put out would come straight back, or be overtaken by those behind. Where nobody runs any more, it was in its
+            # own way: kept pages that it had to compute again, since no state was kept with them, are given away when it comes back.
             self._admit(plan, budget)
         return plan.build()
 
