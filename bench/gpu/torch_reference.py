@@ -194,6 +194,8 @@ def _attention(config: Config, part: Weights, x: Tensor) -> Tensor:
     k, v = k.repeat_interleave(shared, 1), v.repeat_interleave(shared, 1)
     scores = torch.einsum("qhd,khd->hqk", q, k) / math.sqrt(dim)
     unseen = torch.ones(len(x), len(x), device="cuda", dtype=torch.bool).triu(1)
+    if config["model_type"] == "mistral" and config.get("sliding_window"):
+        unseen |= torch.ones_like(unseen).tril(-config["sliding_window"])
     odds = scores.masked_fill(unseen, -math.inf).softmax(-1)
     y = torch.einsum("hqk,khd->qhd", odds, v).reshape(len(x), -1)
     if _hybrid(config):
