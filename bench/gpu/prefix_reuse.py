@@ -26,6 +26,7 @@ import torch_reference as reference
 from against_torch import shortened
 
 from atlas_core.assembly.engine import Built, Ledger, build
+from atlas_core.engine.runner import Runner
 from atlas_core.plugins import discover
 from atlas_core.scheduler.limits import Limits
 from atlas_core.scheduler.scheduler import Scheduler
@@ -58,7 +59,8 @@ def served(
     built: Built, scheduler: Scheduler, prompts: Sequence[Ids], count: int, *, beside: bool = False
 ) -> list[Answer]:
     """Greedy answers of ``count`` tokens, one prompt after the other or all ``beside`` one another."""
-    answers = [Answer(prompt) for prompt in prompts]
+    answers, runner = [Answer(prompt) for prompt in prompts], built.runner
+    assert isinstance(runner, Runner)
     for group in [range(len(prompts))] if beside else [[i] for i in range(len(prompts))]:
         live = {}
         for index in group:
@@ -68,10 +70,10 @@ def served(
         while live:
             plan = scheduler.schedule()
             assert plan is not None
-            ticket = built.runner.launch(plan)
-            logits = built.runner.read_logits(ticket)
+            ticket = runner.launch(plan)
+            logits = runner.read_logits(ticket)
             row_of = {plan.sequences[row].id: place for place, row in enumerate(plan.sample_row) if row >= 0}
-            for sequence, token in scheduler.complete(plan, built.runner.collect(ticket).sampled):
+            for sequence, token in scheduler.complete(plan, runner.collect(ticket).sampled):
                 answer = answers[int(sequence.id)]
                 answer.ids.append(token)
                 answer.rows.append(logits[row_of[sequence.id]].copy())
@@ -100,7 +102,7 @@ def compared(built: Built, config: Mapping[str, Any], weights: Mapping[str, Any]
     draw, count, limits = np.random.default_rng(asked.seed), asked.count, built.limits
 
     def ids(length: int) -> Ids:
-        return draw.integers(0, config["vocab_size"], length).tolist()
+        return [int(token) for token in draw.integers(0, config["vocab_size"], length)]
 
     whole = ids(asked.length)
     half = asked.length // 2
