@@ -13,12 +13,13 @@ import operator
 import statistics
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 from cpu.children import Engines, competitors, read_bandwidth
-from cpu.files import encodings, gemma_shaped
+from cpu.files import KINDS, encoded, gemma_shaped
 
 DECODED, PROMPT_TOKENS, COMPETITORS, DECODED_UNDER_LOAD = 48, 512, 8, 12
 GOALS = {"Q4_1": (1.2, 2.5)}
@@ -86,16 +87,19 @@ def main() -> None:
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
     engines = Engines(arguments.peer)
-    files = encodings(arguments.model, arguments.folder, engines)
-    files |= {
-        f"gemma-shaped {layout.upper()}": gemma_shaped(arguments.model, arguments.folder, layout)
-        for layout in ("q4_0", "q4_k")
+    source, folder = arguments.model, arguments.folder
+    makers: dict[str, Callable[[], Path]] = {
+        name: partial(encoded, source, folder, engines, name) for name in ("Q4_1", *KINDS)
+    }
+    makers |= {
+        f"gemma-shaped {layout.upper()}": partial(gemma_shaped, source, folder, layout) for layout in ("q4_0", "q4_k")
     }
     bandwidth = read_bandwidth()
     print(f"one thread reads {bandwidth / 1e9:.1f} GB/s; columns: atlas, peer")
-    for name, model in files.items():
+    for name, made in makers.items():
         if arguments.only and arguments.only not in name:
             continue
+        model = made()
         print(f"{name}: {model.stat().st_size / 1e6:.0f} MB")
         found = speeds(engines, model, arguments.rounds)
         decode_goal, prompt_goal = GOALS.get(name, OTHER_GOALS)
@@ -105,12 +109,12 @@ def main() -> None:
         print(f"      {share:.0%} of the read bandwidth (file size times speed)")
         _row("prompt 512, tokens per CPU second, 1 thread", ours["prompt"], theirs["prompt"], prompt_goal, operator.ge)
     if "load".startswith(arguments.only) or arguments.only in "load":
-        ratios = under_load(engines, files["Q4_1"], arguments.rounds)
+        ratios = under_load(engines, source, arguments.rounds)
         print(f"load: decoding with 2 threads over 1 thread, beside {COMPETITORS} processes that compute (wall)")
         met = "ok" if ratios["atlas"] >= LOAD_GOAL else "MISSED"
         print(f"    atlas {ratios['atlas']:.2f}  goal {LOAD_GOAL:.2f}  {met}; peer {ratios['peer']:.2f}")
     if arguments.only in "start":
-        found_starts = starts(engines, files["Q4_1"], arguments.rounds)
+        found_starts = starts(engines, source, arguments.rounds)
         print("start: seconds from the file to the first token")
         _row("imports excluded", found_starts["atlas"][0], found_starts["peer"][0], 0.5, operator.le)
         _row("whole process", found_starts["atlas"][1], found_starts["peer"][1], 0.5, operator.le)

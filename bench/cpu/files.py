@@ -15,14 +15,14 @@ HIDDEN, INNER, HEADS, KV_HEADS, LAYERS = 2048, 16384, 8, 1, 2
 """Gemma 2B, but for the number of layers."""
 
 
-def encodings(source: Path, folder: Path, engines: Engines) -> dict[str, Path]:
-    """``source`` as it is (Q4_1), and encoded again; files that exist already are kept."""
-    found = {"Q4_1": source}
-    for name, kind in KINDS.items():
-        found[name] = folder / f"{source.stem}.{name}.gguf"
-        if not found[name].exists():
-            engines.quantise(source, found[name], kind)
-    return found
+def encoded(source: Path, folder: Path, engines: Engines, name: str) -> Path:
+    """``source`` as it is (Q4_1), or encoded again; a file that exists already is kept."""
+    if name not in KINDS:
+        return source
+    path = folder / f"{source.stem}.{name}.gguf"
+    if not path.exists():
+        engines.quantise(source, path, KINDS[name])
+    return path
 
 
 def gemma_shaped(source: Path, folder: Path, layout: str) -> Path:

@@ -170,8 +170,10 @@ def test_tokens_whose_numbers_contradict_the_vocabulary_are_left_to_the_library(
 def test_a_model_in_tables_is_the_one_in_text():
     document = json.loads(TINY)
     model = document["model"]
+    tokens = sorted(model["vocab"], key=model["vocab"].__getitem__)
+    assert [model["vocab"][token] for token in tokens] == list(range(len(tokens)))
     tables = BpeTables(
-        model["vocab"], lambda: [tuple(m) if isinstance(m, list) else tuple(m.split(" ")) for m in model["merges"]]
+        tokens, lambda: [tuple(m) if isinstance(m, list) else tuple(m.split(" ")) for m in model["merges"]]
     )
     bare = json.dumps(document | {"model": model | {"vocab": {}, "merges": []}})
     apart = build_encoder(TokenizerSource(bare, {}, {}, tables=tables))
@@ -180,3 +182,29 @@ def test_a_model_in_tables_is_the_one_in_text():
     literal = without_special(apart)
     assert literal.to_str() == whole.to_str()
     assert literal.encode("<|im_end|>").ids != whole.encode("<|im_end|>").ids
+
+
+def test_tokens_in_the_order_of_their_numbers_are_the_vocabulary():
+    document = json.loads(TINY)
+    vocab = document["model"]["vocab"]
+    added = [token["content"] for token in sorted(document["added_tokens"], key=lambda token: token["id"])]
+    tokens = sorted(vocab, key=vocab.__getitem__) + added
+    bare = json.dumps(document | {"model": document["model"] | {"vocab": {}, "merges": []}})
+    made = Tokenizer(TokenizerSource(bare, {}, {}, tables=BpeTables(tokens, list)), lazy=True)
+    assert made.vocab_size == len(tokens)
+    assert [made.token_id(token) for token in tokens] == list(range(len(tokens)))
+    assert made.token_id("<never>") is None
+    for outside in (-1, len(tokens)):
+        with pytest.raises(RequestError, match="does not exist"):
+            made.token_bytes(outside)
+    whole = Tokenizer(TokenizerSource(TINY, {}, {}))
+    assert [made.token_bytes(number) for number in range(len(tokens))] == [
+        whole.token_bytes(number) for number in range(len(tokens))
+    ]
+
+
+def test_a_token_that_is_listed_twice_is_refused_when_a_text_is_encoded():
+    document = json.loads(TINY)
+    bare = json.dumps(document | {"model": document["model"] | {"vocab": {}, "merges": []}, "added_tokens": []})
+    with pytest.raises(CheckpointError, match="same token twice"):
+        build_encoder(TokenizerSource(bare, {}, {}, tables=BpeTables(["a", "b", "a"], list)))

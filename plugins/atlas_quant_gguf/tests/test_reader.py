@@ -211,7 +211,7 @@ def test_damage_is_a_checkpoint_error_or_harmless(build, metadata, tensors, save
 
 @given(
     st.lists(st.one_of(st.text(max_size=12), st.sampled_from(["", "\0", "a\0\0\0\0\0\0\0", "é" * 200, "x" * 255, "x" * 256])), max_size=60),
-    st.integers(1, 3),
+    st.sampled_from([1, 2, 40]),
 )  # fmt: skip
 @settings(deadline=None, max_examples=120)
 def test_any_texts_come_back_from_an_array_of_strings(texts, copies):
@@ -221,6 +221,18 @@ def test_any_texts_come_back_from_an_array_of_strings(texts, copies):
 
     data = b"".join(struct.pack("<Q", len(text.encode())) + text.encode() for text in texts * copies)
     cursor = _Cursor(io.BytesIO(data + b"\1\0\0\0\0\0\0\0rest"), len(data) + 12, Path("x"))
-    assert cursor.strings(len(texts) * copies, "texts") == texts * copies
+    found = cursor.strings(len(texts) * copies, "texts")
+    assert list(found) == texts * copies
+    assert [found[index] for index in range(len(found))] == texts * copies
     assert cursor.position == len(data)
     assert cursor.take(2) == b"\1\0"
+
+
+def test_a_text_of_a_vocabulary_that_is_not_utf8_is_named_by_its_place(build, metadata, tensors, save):
+    keys = metadata()
+    keys["tokenizer.ggml.tokens"] = [f"token {number}" for number in range(3000)]
+    whole = bytearray(build(keys, tensors()))
+    at = whole.index(b"token 2345")
+    whole[at] = 0xFF
+    with pytest.raises(CheckpointError, match=rf"at byte {at} of .*not UTF-8"):
+        GgufReader().open(save(bytes(whole)))

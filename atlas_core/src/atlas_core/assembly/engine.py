@@ -15,6 +15,7 @@ import numpy as np
 from atlas_core.assembly.aside import Aside
 from atlas_core.assembly.early import begin_reading
 from atlas_core.assembly.environment import discover_plugins
+from atlas_core.assembly.garbage import kept_waiting
 from atlas_core.assembly.machine import Machine, choose_machine
 from atlas_core.assembly.memory import Weights, allocate, plan_memory, with_graphs, with_inputs
 from atlas_core.assembly.model import Model, open_model
@@ -134,7 +135,7 @@ def build(settings: Settings, registry: Registry, ledger: Ledger) -> Built:
 
     The driver starts, the vocabulary is read, and the disk begins to read weights, on threads of their own meanwhile.
     """
-    with ExitStack() as files, ExitStack() as undo, Aside() as aside, ExitStack() as awake:
+    with kept_waiting(), ExitStack() as files, ExitStack() as undo, Aside() as aside, ExitStack() as awake:
         with ledger.phase("resolve"):
             machine = choose_machine(registry, settings.hardware)
             waking = aside.start(partial(wake, machine))

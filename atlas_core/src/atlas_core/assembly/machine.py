@@ -1,22 +1,22 @@
 """Which hardware, which architecture, and what it can run."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from atlas_core.contracts.compute_target import ComputeTarget
 from atlas_core.contracts.declarations import GpuBackendDecl
 from atlas_core.contracts.ops import FusedOp, OpImplementation
 from atlas_core.kernels.library import compiled_archs
+from atlas_core.kernels.manifest import HardwareManifest
 from atlas_core.kernels.scan import Places, scan
 from atlas_core.kernels.tree import Hardware, KernelTree
 from atlas_core.plugins.load import load
 from atlas_core.plugins.probe import Prober
 from atlas_core.plugins.registry import Registry, canonical
 from atlas_core.vocab.errors import KernelError
-from atlas_core.vocab.resolve import Candidate, resolve
+from atlas_core.vocab.resolve import Candidate, Resolution, resolve
 from atlas_core.vocab.verdict import Verdict
 
 
@@ -24,7 +24,7 @@ from atlas_core.vocab.verdict import Verdict
 class Machine:
     """A hardware with everything that it inherits. ``candidates`` and ``archs`` hold everybody who was asked.
 
-    ``tree`` and ``places`` are the kernel tree of all installed plugins. Nothing here needs the device.
+    ``tree`` and ``places`` are the kernel tree of all installed plugins, as far as it is this machine's. Nothing here needs the device.
     """
 
     name: str
@@ -52,9 +52,9 @@ def choose_machine(
 
     A hardware that was asked for is not probed: planning needs no device. Raises PluginError, ResolveError or KernelError.
     """
-    tree, places = kernel_tree(registry)
     if wanted is not None:
         name = canonical(wanted)
+        tree, places = scan(registry.kernel_roots(), lambda declared: (name,))
         tree.require_roots(root.package for root in registry.hardware.require(name).kernel_roots)
         tree.require(name)
         if _abstract(tree, name):
@@ -65,15 +65,17 @@ def choose_machine(
             )
         candidates: tuple[Candidate, ...] = (Candidate(name, Verdict.yes(0, "asked for")),)
     else:
-        real = [key for key in sorted(registry.hardware) if not _abstract(tree, key)]
-        ask = partial(_ask, registry, tree, prober or Prober())
-        with ThreadPoolExecutor(max(1, len(real))) as threads:  # each waits for a child process
-            verdicts = dict(zip(real, threads.map(ask, real), strict=True))
-        found = resolve([(key, key) for key in real], lambda key: verdicts[key])
-        name = found.require(
+        found: list[Resolution[str]] = []
+
+        def best(declared: Mapping[str, HardwareManifest]) -> tuple[str, ...]:
+            found.append(_present(registry, declared, prober or Prober()))
+            return (found[0].name,) if found[0].winner else ()
+
+        tree, places = scan(registry.kernel_roots(), best)
+        name = found[0].require(
             "no hardware is usable", "install a hardware plugin for this machine, for instance atlas-plugin-cpu"
         )
-        candidates = found.candidates
+        candidates = found[0].candidates
     tree.refuse_findings(frozenset({tree.require(name).package}))  # before its elders are looked for
     chain = tree.chain(name)
     tree.refuse_findings(frozenset(hardware.package for hardware in chain))
@@ -95,11 +97,18 @@ def _abstract(tree: KernelTree, name: str) -> bool:
     return name in tree.hardware and tree.hardware[name].manifest.abstract
 
 
-def _ask(registry: Registry, tree: KernelTree, prober: Prober, name: str) -> Verdict:
-    """Whether a machine is present. A plugin whose folder is broken is no reason to refuse the others."""
-    if name not in tree.hardware:
-        return Verdict.no("its HARDWARE.toml is missing or wrong: see atlas kernels lint")
-    return prober.probe(registry.hardware[name].probe, registry.hardware.owner(name).dist)
+def _present(registry: Registry, declared: Mapping[str, HardwareManifest], prober: Prober) -> Resolution[str]:
+    """Every real machine asked whether it is here. A plugin whose folder is broken is no reason to refuse the others."""
+    real = [key for key in sorted(registry.hardware) if not (key in declared and declared[key].abstract)]
+
+    def ask(name: str) -> Verdict:
+        if name not in declared:
+            return Verdict.no("its HARDWARE.toml is missing or wrong: see atlas kernels lint")
+        return prober.probe(registry.hardware[name].probe, registry.hardware.owner(name).dist)
+
+    with ThreadPoolExecutor(max(1, len(real))) as threads:  # each waits for a child process
+        verdicts = dict(zip(real, threads.map(ask, real), strict=True))
+    return resolve([(key, key) for key in real], lambda key: verdicts[key])
 
 
 def _choose_arch(

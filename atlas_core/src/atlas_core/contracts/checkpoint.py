@@ -12,9 +12,12 @@ from atlas_core.vocab.verdict import Verdict
 
 @dataclass(frozen=True, slots=True)
 class BpeTables:
-    """Tokens by spelling, and the pairs to merge, first ones first; ``merges`` is called when somebody encodes."""
+    """Every token in the order of the ids, none twice, and the pairs to merge, first ones first; ``merges`` is called when somebody encodes.
 
-    vocabulary: Mapping[str, int]
+    ``tokens`` may decode each when it is asked for: few of them are before a text is encoded.
+    """
+
+    tokens: Sequence[str]
     merges: Callable[[], Sequence[tuple[str, str]]]
 
 

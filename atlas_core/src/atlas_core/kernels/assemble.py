@@ -1,8 +1,8 @@
 """The union of all kernel roots: one owner a folder, and everything declared is there and the reverse."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
-from atlas_core.kernels.manifest import parse_hardware_manifest, parse_kernel_manifest
+from atlas_core.kernels.manifest import HardwareManifest, parse_hardware_manifest, parse_kernel_manifest
 from atlas_core.kernels.tree import (
     COMMON,
     HARDWARE_TOML,
@@ -19,9 +19,15 @@ from atlas_core.kernels.tree import (
 from atlas_core.vocab.errors import KernelError
 
 
+Machines = Callable[[Mapping[str, HardwareManifest]], Collection[str]]
+"""Given every declared machine, the names of those whose kernels are wanted; what these extend comes with them."""
+
+
 class _Assembly:
     def __init__(self, roots: Sequence[RootFiles]) -> None:
         self.roots = {root.package: root for root in roots}
+        self.machines: list[tuple[RootFiles, str, HardwareManifest]] = []
+        self.wanted: frozenset[str] | None = None
         self.findings: list[Finding] = []
         self.hardware: dict[str, Hardware] = {}
         self.owners: dict[tuple[str, str], Folder] = {}
@@ -44,6 +50,8 @@ class _Assembly:
                 Finding(f"{where}/{name}", "is read by nobody", "move it into common or a leaf")
                 for name in sorted(strays)
             ]
+            return
+        if self.wanted is not None and parts[0] not in self.wanted:
             return
         layer = COMMON if parts[1:] == [COMMON] else "/".join(parts[1:]) if len(parts) == 3 else None
         if layer is None or (len(parts) == 3 and parts[1] == COMMON):
@@ -97,7 +105,7 @@ class _Assembly:
                     Finding(f"{folder.id}/{name}", "is neither source nor header", "move or delete it")
                 )
 
-    def add_hardware(self, root: RootFiles, folder: str) -> None:
+    def read_hardware(self, root: RootFiles, folder: str) -> None:
         where = f"{root.package}:{folder}/{HARDWARE_TOML}"
         try:
             manifest = parse_hardware_manifest(self.text(root, f"{folder}/{HARDWARE_TOML}"), where)
@@ -109,6 +117,21 @@ class _Assembly:
                 Finding(where, f"calls itself {manifest.name!r} in a folder {folder!r}", "make them equal")
             )
             return
+        self.machines.append((root, folder, manifest))
+
+    def want(self, machines: Machines) -> None:
+        """Leave the folders of all other machines alone."""
+        declared = {folder: manifest for _, folder, manifest in self.machines}
+        wanted: set[str] = set()
+        for name in machines(declared):
+            extended: str | None = name
+            while extended is not None and extended not in wanted:
+                wanted.add(extended)
+                extended = declared[extended].extends if extended in declared else None
+        self.wanted = frozenset(wanted)
+
+    def add_hardware(self, root: RootFiles, folder: str, manifest: HardwareManifest) -> None:
+        where = f"{root.package}:{folder}/{HARDWARE_TOML}"
         other = self.hardware.get(folder)
         if other is not None:
             self.findings.append(Finding(where, f"is also declared by {other.package}", "one package owns a hardware"))
@@ -150,12 +173,21 @@ class _Assembly:
                 )
 
 
-def assemble(roots: Sequence[RootFiles]) -> KernelTree:
+def assemble(roots: Sequence[RootFiles], machines: Machines | None = None) -> KernelTree:
     """Join the roots. Nothing raises for a broken folder: it is left out and reported in ``findings``.
+
+    With ``machines``, what is not theirs is neither read nor judged: other machines stand in ``hardware`` alone, without kernels.
 
     Raises KernelError when one package is given twice.
     """
     work = _Assembly(roots)
+    for root in roots:
+        for path in root.files:
+            folder, _, name = path.rpartition("/")
+            if name == HARDWARE_TOML and "/" not in folder and folder:
+                work.read_hardware(root, folder)
+    if machines is not None:
+        work.want(machines)
     for root in roots:
         for folder, names in work.folders(root):
             if folder == "":
@@ -164,11 +196,8 @@ def assemble(roots: Sequence[RootFiles]) -> KernelTree:
                 ]
             elif folder != "include":
                 work.add_folder(root, folder, names)
-    for root in roots:
-        for path in sorted(root.files):
-            folder, _, name = path.rpartition("/")
-            if name == HARDWARE_TOML and "/" not in folder and folder:
-                work.add_hardware(root, folder)
+    for root, folder, manifest in work.machines:
+        work.add_hardware(root, folder, manifest)
     work.check_relations()
     leaves: dict[tuple[str, str, str], Folder] = {}
     dormant: list[Folder] = []

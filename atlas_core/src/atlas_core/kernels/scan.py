@@ -1,12 +1,14 @@
 """Reading kernel roots from installed packages into a tree."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 
 from atlas_core.contracts.declarations import KernelRoot
-from atlas_core.kernels.assemble import assemble
+from atlas_core.kernels.assemble import Machines, assemble
 from atlas_core.kernels.tree import CORE_INCLUDE, Finding, KernelTree, RootFiles
 from atlas_core.vocab.errors import KernelError
 
@@ -29,32 +31,71 @@ class Places:
         return self._folders[package].parent / COMPILED / hardware / arch / layer
 
 
-def read_root(package: str, folder: Path) -> RootFiles:
-    """Every file below ``folder`` but hidden ones, which are editors' business. Raises KernelError when unreadable."""
-    files: dict[str, bytes] = {}
-    links: dict[str, str] = {}
+class _OnDisk(Mapping[str, bytes]):
+    """The files below a folder, listed once; each is read when somebody looks into it."""
+
+    def __init__(self, package: str, paths: Mapping[str, str]) -> None:
+        self._package = package
+        self._paths = paths
+        self._read: dict[str, bytes] = {}
+
+    def __getitem__(self, relative: str) -> bytes:
+        found = self._read.get(relative)
+        if found is None:
+            with _reading(self._package), open(self._paths[relative], "rb") as file:
+                found = self._read[relative] = file.read()
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._paths)
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+
+@contextmanager
+def _reading(package: str) -> Iterator[None]:
     try:
-        for path in sorted(folder.rglob("*")):
-            relative = path.relative_to(folder)
-            if any(part.startswith(".") or part == "__pycache__" for part in relative.parts):
-                continue
-            if path.is_symlink():
-                links[relative.as_posix()] = str(path.readlink())
-            if path.is_file():
-                files[relative.as_posix()] = path.read_bytes()
-            elif path.is_symlink():
-                raise KernelError(
-                    f"{path} is a symlink to no file", "Only single files are shared.", "Correct or remove it."
-                )
+        yield
     except OSError as error:
         raise KernelError(
             f"The kernels of {package} cannot be read: {error}", cure="Correct the permissions."
         ) from error
-    return RootFiles(package, files, links)
 
 
-def scan(roots: Iterable[KernelRoot]) -> tuple[KernelTree, Places]:
-    """The tree of all declared roots and core's shared headers.
+def read_root(package: str, folder: Path) -> RootFiles:
+    """Every file below ``folder`` but hidden ones, which are editors' business.
+
+    Raises KernelError when a folder is unreadable; looking into a file that is raises it then.
+    """
+    paths: dict[str, str] = {}
+    links: dict[str, str] = {}
+    with _reading(package):
+        _list(str(folder), "", paths, links)
+    return RootFiles(package, _OnDisk(package, dict(sorted(paths.items()))), links)
+
+
+def _list(folder: str, above: str, paths: dict[str, str], links: dict[str, str]) -> None:
+    with os.scandir(folder) as listed:
+        entries = list(listed)
+    for entry in entries:
+        if entry.name.startswith(".") or entry.name == "__pycache__":
+            continue
+        relative = above + entry.name
+        if entry.is_symlink():
+            links[relative] = os.readlink(entry.path)
+            if not os.path.exists(entry.path):
+                raise KernelError(
+                    f"{entry.path} is a symlink to no file", "Only single files are shared.", "Correct or remove it."
+                )
+        if entry.is_file():
+            paths[relative] = entry.path
+        elif entry.is_dir(follow_symlinks=False):
+            _list(entry.path, f"{relative}/", paths, links)
+
+
+def scan(roots: Iterable[KernelRoot], machines: Machines | None = None) -> tuple[KernelTree, Places]:
+    """The tree of all declared roots and core's shared headers; of those that ``machines`` asks for, see ``assemble``.
 
     A root that is missing, unreadable or declared twice is a finding at ``package:``, so that it harms those only who ask for
     what it should bring (``KernelTree.require_roots``).
@@ -73,7 +114,7 @@ def scan(roots: Iterable[KernelRoot]) -> tuple[KernelTree, Places]:
             findings.append(Finding(f"{package}:", ": ".join(filter(None, (error.what, error.why))), error.cure))
         else:
             folders[package] = folder
-    return _join(found, folders, findings)
+    return _join(found, folders, findings, machines)
 
 
 def _folder(package: str, roots: Sequence[KernelRoot]) -> Path:
@@ -98,12 +139,12 @@ def scan_folders(folders: Mapping[str, Path]) -> tuple[KernelTree, Places]:
 
 
 def _join(
-    roots: Sequence[RootFiles], folders: Mapping[str, Path], findings: Sequence[Finding]
+    roots: Sequence[RootFiles], folders: Mapping[str, Path], findings: Sequence[Finding], machines: Machines | None = None
 ) -> tuple[KernelTree, Places]:
     package, _, include = CORE_INCLUDE.partition(":")
     core = Path(str(resources.files(package))) / "kernels"
     # Core's folder is a Python package as well: only its headers belong to the tree.
     headers = read_root(package, core / include)
-    shared = RootFiles(package, {f"{include}/{path}": content for path, content in headers.files.items()})
-    tree = assemble([shared, *roots])
+    shared = RootFiles(package, _OnDisk(package, {f"{include}/{path}": str(core / include / path) for path in headers.files}))
+    tree = assemble([shared, *roots], machines)
     return replace(tree, findings=(*findings, *tree.findings)), Places({package: core, **folders})

@@ -120,7 +120,9 @@ class Planner:
         self._context = context
         self._choices = choices
         self._uses = Uses(program)
-        self._patterns = context.patterns
+        self._patterns: dict[str, list[Pattern]] = {}
+        for pattern in context.patterns:
+            self._patterns.setdefault(pattern.fused.body[0].op, []).append(pattern)
         self._by_op: dict[str, list[OpImplementation]] = {}
         for implementation in context.implementations:
             self._by_op.setdefault(implementation.op, []).append(implementation)
@@ -176,7 +178,9 @@ class Planner:
         """What may run from ``start`` on: every pattern that matches there, longest first, then the node itself."""
         known = self._matches.get((start, end))
         if known is None:
-            fused = [p.find(self._program.nodes, start, end, self._uses) for p in self._patterns]
+            nodes = self._program.nodes
+            begun = self._patterns.get(nodes[start].op.name, ())
+            fused = [pattern.find(nodes, start, end, self._uses) for pattern in begun]
             found = [self._match(node, pattern) for pattern, node in filter(None, fused)]
             found.sort(key=lambda match: -len(match.replaces))
             known = (*found, self._match(self._program.nodes[start], None))

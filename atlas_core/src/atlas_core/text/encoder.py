@@ -8,6 +8,7 @@ import msgspec
 import tokenizers
 
 from atlas_core.contracts.checkpoint import BpeTables, TokenizerSource
+from atlas_core.text.vocabulary import Listed, Mapped, Vocabulary
 from atlas_core.vocab.errors import CheckpointError
 
 CURE = "use a checkpoint whose tokenizer.json holds a byte-level or byte-fallback BPE or Unigram model"
@@ -26,9 +27,9 @@ class Added:
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """Every token: ``ids`` by spelling (added ones included), ``added`` by id, and the declared decoder."""
+    """Every token (added ones included), ``added`` by id, and the declared decoder."""
 
-    ids: Mapping[str, int]
+    vocabulary: Vocabulary
     added: Mapping[int, Added]
     decoder: Any
 
@@ -55,25 +56,35 @@ def read_tables(source: TokenizerSource) -> Tables | None:
         document = msgspec.json.decode(source.json, type=_Document)
     except (msgspec.MsgspecError, UnicodeEncodeError):
         return None  # and the library finds the words for what is wrong
-    vocab = document.model.vocab
+    vocab, listed = document.model.vocab, document.added_tokens or ()
     if source.tables is not None:
-        ids = dict(source.tables.vocabulary)
-    else:
-        ids = vocab if isinstance(vocab, dict) else {piece: number for number, (piece, _) in enumerate(vocab)}
+        return _listed(source.tables.tokens, listed, document.decoder)
+    ids = vocab if isinstance(vocab, dict) else {piece: number for number, (piece, _) in enumerate(vocab)}
     added, free = {}, len(ids)
-    for token in document.added_tokens or ():
+    for token in listed:
         # The library does not take the number from here: it looks the token up, and counts on from the model's own.
         if ids.setdefault(token.content, free) != token.id or token.id in added:
             return None
         free += token.id == free
         added[token.id] = Added(token.content, token.special)
-    return Tables(ids, added, document.decoder)
+    return Tables(Mapped(ids), added, document.decoder)
+
+
+def _listed(tokens: Sequence[str], listed: Sequence[_AddedToken], decoder: Any) -> Tables | None:
+    """Of tokens that stand in the order of their numbers; None where the library would number an added one otherwise."""
+    added: dict[int, Added] = {}
+    for token in listed:
+        if token.id in added or not 0 <= token.id < len(tokens) or tokens[token.id] != token.content:
+            return None
+        added[token.id] = Added(token.content, token.special)
+    return Tables(Listed(tokens, {number: token.content for number, token in added.items()}), added, decoder)
 
 
 def tables_of(encoder: tokenizers.Tokenizer, source: TokenizerSource) -> Tables:
     """The same by asking the library."""
     added = {token: Added(entry.content, entry.special) for token, entry in encoder.get_added_tokens_decoder().items()}
-    return Tables(encoder.get_vocab(with_added_tokens=True), added, msgspec.json.decode(source.json).get("decoder"))
+    ids = encoder.get_vocab(with_added_tokens=True)
+    return Tables(Mapped(ids), added, msgspec.json.decode(source.json).get("decoder"))
 
 
 def build_encoder(source: TokenizerSource) -> tokenizers.Tokenizer:
@@ -99,8 +110,11 @@ def without_special(encoder: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
 def _from_tables(text: str, tables: BpeTables) -> tokenizers.Tokenizer:
     """What the text would give with these tables in it. Writing them into it, and reading them there, takes four times as long."""
     document = msgspec.json.decode(text)
+    vocabulary = {token: number for number, token in enumerate(tables.tokens)}
+    if len(vocabulary) != len(tables.tokens):
+        raise CheckpointError("the tokenizer has the same token twice", f"{len(tables.tokens)} are listed, {len(vocabulary)} differ", CURE)
     options = {name: document["model"][name] for name in _BPE_OPTIONS if document["model"].get(name) is not None}
-    model = tokenizers.models.BPE(vocab=dict(tables.vocabulary), merges=list(tables.merges()), **options)
+    model = tokenizers.models.BPE(vocab=vocabulary, merges=list(tables.merges()), **options)
     added = [
         tokenizers.AddedToken(**{key: value for key, value in token.items() if key != "id"})
         for token in document.get("added_tokens") or ()

@@ -29,14 +29,13 @@ class Tokenizer:
         tables = read_tables(source) if lazy else None
         if tables is None:
             tables = tables_of(self._encoding(), source)
-        self._ids = tables.ids
-        self._spellings = {number: spelling for spelling, number in tables.ids.items()}
+        self._vocabulary = tables.vocabulary
         self._added = {number: token.content for number, token in tables.added.items()}
         self.special_ids = frozenset(number for number, token in tables.added.items() if token.special)
         self.special_tokens = frozenset(self._added[token] for token in self.special_ids)
         self._to_bytes, self._strips_blank = _decoder(tables.decoder)
         self._cache: dict[int, bytes] = {}
-        self.vocab_size: int = max(self._spellings, default=-1) + 1
+        self.vocab_size = tables.vocabulary.size
         self.bos_id = self._special(source, "bos_token")
         self.eos_id = self._special(source, "eos_token")
         if source.add_bos and self.bos_id is None:
@@ -95,12 +94,12 @@ class Tokenizer:
 
     def token_id(self, token: str) -> int | None:
         """The id of a token by its spelling in the vocabulary."""
-        return self._ids.get(token)
+        return self._vocabulary.number(token)
 
     def _bytes_of(self, token: int) -> bytes:
         if token in self._added:
             return self._added[token].encode("utf-8")
-        spelling = self._spellings.get(token)
+        spelling = self._vocabulary.spelling(token)
         if spelling is not None:
             return self._to_bytes(spelling)
         if 0 <= token < self.vocab_size:

@@ -35,7 +35,14 @@ class Command:
     """One prepared launch: ``words`` as executor.cpp reads them. It is the CPU's ``Launch``."""
 
     words: tuple[int, ...]
-    description: str
+    kernel: Kernel
+    args: tuple[Arg, ...]
+
+    @property
+    def description(self) -> str:
+        """The call as it would be written; a start prepares hundreds of launches, and describes none of them."""
+        shown = (f"{param.name}={_show(arg)}" for param, arg in zip(self.kernel.params, self.args, strict=True))
+        return f"{self.kernel}[{self.words[1]}]({', '.join(shown)})"
 
 
 class Modules:
@@ -69,8 +76,6 @@ class Modules:
 
 def pack(kernel: Kernel, geometry: Geometry, args: Sequence[Arg]) -> Command:
     """Check arguments against the declaration and pack one 8-byte slot each. Raises KernelError naming the misfit."""
-    shown = (f"{param.name}={_show(arg)}" for param, arg in zip(kernel.params, args, strict=False))
-    description = f"{kernel}[{geometry.grid[0]}]({', '.join(shown)})"
     if len(args) != len(kernel.params):
         names = ", ".join(str(param) for param in kernel.params)
         raise KernelError(
@@ -81,7 +86,7 @@ def pack(kernel: Kernel, geometry: Geometry, args: Sequence[Arg]) -> Command:
             f"{kernel} cannot be launched as {geometry}", "on a CPU only grid[0], the number of tasks, has a meaning"
         )
     slots = [_slot(kernel, param, arg) for param, arg in zip(kernel.params, args, strict=True)]
-    return Command((kernel.address, geometry.grid[0], len(slots), *slots), description)
+    return Command((kernel.address, geometry.grid[0], len(slots), *slots), kernel, tuple(args))
 
 
 def _show(arg: Arg) -> str:
@@ -92,7 +97,7 @@ def _slot(kernel: Kernel, param: Param, arg: Arg) -> int:
     if arg.kind != param.kind:
         raise KernelError(f"{kernel}: parameter {param} was given {arg}", "kinds must be equal")
     if param.kind == "f32":
-        return int(np.array(arg.value, np.float32).view(np.uint32))
+        return ctypes.c_uint32.from_buffer(ctypes.c_float(arg.value)).value
     if param.kind == "map":
         raise KernelError(f"{kernel}: parameter {param} describes a matrix", "a CPU has no copy engine to give it to")
     low, high = _WHOLE[param.kind]

@@ -9,6 +9,7 @@ import numpy as np
 
 from atlas_core.vocab.errors import CheckpointError
 from atlas_quant_gguf.metadata import GgufHeader
+from atlas_quant_gguf.texts import Texts
 
 ROPE_FACTORS = "rope_freqs.weight"
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
@@ -183,7 +184,7 @@ def _common(keys: _Keys, header: GgufHeader, path: Path) -> dict[str, Any]:
         if keys.integer(same, head_dim) != head_dim:
             raise keys.bad(same, keys.integer(same), f"the head size {head_dim}")
     tokens = header.metadata.get("tokenizer.ggml.tokens")
-    tokens_known = len(tokens) if isinstance(tokens, list) and tokens else None
+    tokens_known = len(tokens) if isinstance(tokens, list | Texts) and tokens else None
     stored = {tensor.layout.name for tensor in header.tensors.values() if len(tensor.shape) > 1}
     only = stored.pop() if len(stored) == 1 else ""
     return {

@@ -5,16 +5,18 @@ u32 dimensions, u64 extents (innermost first), u32 type, u64 offset; padding to 
 """
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
 import numpy as np
+import numpy.typing as npt
 
 from atlas_core.vocab.errors import CheckpointError
 from atlas_core.vocab.layout import StorageLayout
 from atlas_quant_gguf.ggml import TYPES
+from atlas_quant_gguf.texts import PREFIX, Texts, short_lengths
 
 MAGIC = b"GGUF"
 AGAIN = "download it again"
@@ -25,8 +27,9 @@ _MAX_HEADER = 512 << 20  # bytes
 _MAX_KEYS = 1 << 16
 _MAX_TENSORS = 1 << 20
 _MAX_DEPTH = 4
-_BLOCK = 64 << 10  # bytes
-_SHORT = bytes(7)
+_BLOCK = 256 << 10  # bytes
+_FEW = 1024
+"""So many strings of an array are decoded at once; of more each when it is asked for."""
 _MOST_SINGLE = 1024
 _STRING, _ARRAY, _BOOL = 8, 9, 7
 _NUMBERS = {0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 10: "<u8", 11: "<i8", 12: "<f8"}
@@ -45,7 +48,7 @@ class GgufTensor:
 
 @dataclass(frozen=True, slots=True)
 class GgufHeader:
-    """``metadata`` has numbers, booleans, strings and lists of them."""
+    """``metadata`` has numbers, booleans, strings and lists of them, long ones of strings as ``Texts``."""
 
     version: int
     metadata: Mapping[str, Any]
@@ -120,49 +123,52 @@ class _Cursor:
         except UnicodeDecodeError as error:
             self.refuse(f"{what} is not UTF-8: {error.reason}")
 
-    def strings(self, count: int, what: str) -> list[str]:
-        """As many strings one behind the other, of which a vocabulary has hundreds of thousands: most are cut out of blocks at once."""
-        found: list[str] = []
-        single = 1
-        while len(found) < count:
-            several = self._short_strings(count - len(found))
-            found += several
+    def strings(self, count: int, what: str) -> Sequence[str]:
+        """As many strings one behind the other. Most are found by looking at a block at once."""
+        begin = self.position
+        lengths: list[npt.NDArray[np.int64]] = []
+        found, single = 0, 1
+        while found < count:
+            several = self._short(count - found)
             # Where that fails, more and more are read one by one before it is tried again.
-            single = 1 if several else min(2 * single, _MOST_SINGLE)
-            found += [self.string(what) for _ in range(min(single, count - len(found)))]
-        return found
-
-    def _short_strings(self, most: int) -> list[str]:
-        """Strings from here on that are shorter than 256 bytes, up to the first that may not be, or the end of a block.
-
-        The length of such a one is a byte and seven zeros, which separate it from what comes before. Each is taken only if it
-        is as long as it says, so that whatever looks like a separator inside a text ends the run, and ``string`` reads it.
-        """
+            single = 1 if len(several) else min(2 * single, _MOST_SINGLE)
+            found += len(several)
+            others = [self._length(what) for _ in range(min(single, count - found))]
+            found += len(others)
+            lengths += [several, np.array(others, np.int64)]
+        end, self.position = self.position, begin
+        self._seek()
+        sizes = np.concatenate([np.zeros(0, np.int64), *lengths])
+        ends = np.cumsum(sizes + PREFIX)
         try:
-            first, *parts = self._file.read(min(_BLOCK, self.size - self.position)).split(_SHORT)
+            texts = Texts(self.take(end - begin), ends - sizes, ends)
+        except UnicodeDecodeError as error:
+            self.position = begin + error.start
+            self.refuse(f"{what} is not UTF-8: {error.reason}")
+        return texts if count > _FEW else list(texts)
+
+    def _short(self, most: int) -> npt.NDArray[np.int64]:
+        """The lengths of short strings from here on, which are skipped; none where the next is not one of them."""
+        try:
+            data = self._file.read(min(_BLOCK, self.size - self.position, _MAX_HEADER - self.position))
+        except OSError:
+            data = b""  # told where the string is read by itself
+        lengths = short_lengths(data)[:most]
+        self.position += int(lengths.sum()) + PREFIX * len(lengths)
+        self._seek()
+        return lengths
+
+    def _length(self, what: str) -> int:
+        """The length of the next string, which is skipped."""
+        length = self.count(_MAX_STRING, 1, f"bytes in {what}")
+        self.take(length)
+        return length
+
+    def _seek(self) -> None:
+        try:
             self._file.seek(self.position)
-            if len(first) != 1 or not parts:
-                return []
-            # A part is a string and the first byte of the next one's length.
-            lengths = np.fromiter(map(len, parts), np.int64, len(parts))
-            text = np.frombuffer(b"".join(parts), np.uint8).copy()
-            ends = np.cumsum(lengths) - 1
-            said = np.concatenate(([first[0]], text[ends[:-1]].astype(np.int64)))
-            agree = lengths == said + 1
-            count = min(most, int(agree.argmin()) if not agree.all() else len(parts))
-            zeros = np.flatnonzero(text[: ends[count - 1] if count else 0] == 0)
-            if len(zeros):  # an empty string, or a text that has a zero
-                count = int(np.searchsorted(ends, zeros[0], "right"))
-            if not count:
-                return []
-            text[ends[: count - 1]] = 0
-            found = text[: ends[count - 1]].tobytes().decode("utf-8").split("\0")
-        except (OSError, UnicodeDecodeError):  # told where the string is read again with every check
-            self._file.seek(self.position)
-            return []
-        self.position += int(ends[count - 1]) + 1 + 7 * count
-        self._file.seek(self.position)
-        return found
+        except OSError as error:
+            self.refuse(error.strerror or str(error), "check the disk")
 
     def refuse(self, why: str, cure: str = AGAIN) -> NoReturn:
         raise CheckpointError(
@@ -178,7 +184,7 @@ def _value(cursor: _Cursor, kind: int, key: str, depth: int = 0) -> Any:
     return _numbers(cursor, kind, 1, key)[0]
 
 
-def _array(cursor: _Cursor, key: str, depth: int) -> list[Any]:
+def _array(cursor: _Cursor, key: str, depth: int) -> Sequence[Any]:
     kind = cursor.u32()
     if kind in _NUMBERS or kind == _BOOL:
         width = 1 if kind == _BOOL else np.dtype(_NUMBERS[kind]).itemsize

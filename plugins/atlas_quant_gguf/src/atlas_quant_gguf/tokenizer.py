@@ -9,6 +9,7 @@ from typing import Any
 
 from atlas_core.contracts.checkpoint import BpeTables, TokenizerSource
 from atlas_core.vocab.errors import CheckpointError
+from atlas_quant_gguf.texts import Texts
 
 _CURE = "use the model's safetensors checkpoint, whose tokenizer.json needs no rebuilding"
 _ROLES = {
@@ -40,15 +41,16 @@ class _Kind(IntEnum):
     BYTE = 6
 
 
+_ADDED = frozenset({_Kind.CONTROL, _Kind.USER_DEFINED, _Kind.UNKNOWN})
+
+
 def tokenizer_source(metadata: Mapping[str, Any], path: Path) -> TokenizerSource:
     """The tokenizer with its templates and special tokens. Raises CheckpointError for a kind that is not known."""
     model = metadata.get("tokenizer.ggml.model")
     tokens = _strings(metadata, "tokenizer.ggml.tokens", path)
     kinds = metadata.get("tokenizer.ggml.token_type", [int(_Kind.NORMAL)] * len(tokens))
-    if not isinstance(kinds, list) or len(kinds) != len(tokens) or not all(type(kind) is int for kind in kinds):
+    if not isinstance(kinds, list) or len(kinds) != len(tokens) or set(map(type, kinds)) != {int}:
         raise _refuse(path, "tokenizer.ggml.token_type does not hold one number for each token")
-    if len(set(tokens)) != len(tokens):
-        raise _refuse(path, "it has the same token twice")
     merges: Callable[[], Sequence[tuple[str, str]]]
     if model == "gpt2":
         parts, add_bos = _byte_level(metadata, path)
@@ -64,11 +66,11 @@ def tokenizer_source(metadata: Mapping[str, Any], path: Path) -> TokenizerSource
             raise _refuse(path, f"it ends every text with a token of its own ({key}), as no chat model does")
     added = [
         {
-            "id": index, "content": token, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
-            "special": kinds[index] != _Kind.USER_DEFINED,
+            "id": index, "content": tokens[index], "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
+            "special": kind != _Kind.USER_DEFINED,
         }
-        for index, token in enumerate(tokens)
-        if kinds[index] in (_Kind.CONTROL, _Kind.USER_DEFINED, _Kind.UNKNOWN)
+        for index, kind in enumerate(kinds)
+        if kind in _ADDED
     ]  # fmt: skip
     document = {
         "version": "1.0", "truncation": None, "padding": None, "added_tokens": added, "post_processor": None, **parts,
@@ -78,7 +80,7 @@ def tokenizer_source(metadata: Mapping[str, Any], path: Path) -> TokenizerSource
         chat_templates=_templates(metadata, path),
         special=_special(metadata, tokens, path),
         add_bos=bool(metadata.get("tokenizer.ggml.add_bos_token", add_bos)),
-        tables=BpeTables({token: index for index, token in enumerate(tokens)}, merges),
+        tables=BpeTables(tokens, merges),
     )
 
 
@@ -126,7 +128,7 @@ def _sentencepiece(
         raise _refuse(
             path, "it removes blanks (tokenizer.ggml.remove_extra_whitespaces), which cannot be undone in answers"
         )
-    unknown = next((token for token, kind in zip(tokens, kinds, strict=True) if kind == _Kind.UNKNOWN), None)
+    unknown = next((tokens[index] for index, kind in enumerate(kinds) if kind == _Kind.UNKNOWN), None)
     prefix = metadata.get("tokenizer.ggml.add_space_prefix", True) is True
     replace = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
     strip = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
@@ -196,11 +198,11 @@ def _templates(metadata: Mapping[str, Any], path: Path) -> dict[str, str]:
     return templates
 
 
-def _strings(metadata: Mapping[str, Any], key: str, path: Path) -> list[str]:
+def _strings(metadata: Mapping[str, Any], key: str, path: Path) -> Sequence[str]:
     value = metadata.get(key)
-    if not isinstance(value, list) or not value or not all(isinstance(item, str) for item in value):
-        raise _refuse(path, f"it has no {key}")
-    return value
+    if isinstance(value, Texts) or (isinstance(value, list) and value and all(isinstance(item, str) for item in value)):
+        return value
+    raise _refuse(path, f"it has no {key}")
 
 
 def _refuse(path: Path, why: str) -> CheckpointError:

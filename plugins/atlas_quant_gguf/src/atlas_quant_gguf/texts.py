@@ -1,0 +1,68 @@
+"""Strings that lie one behind the other in a file: found at once, decoded when somebody asks.
+
+A vocabulary has hundreds of thousands, and a start looks at a handful.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import overload
+
+import numpy as np
+import numpy.typing as npt
+
+PREFIX = 8
+"""Bytes of a length, little-endian."""
+
+
+class Texts(Sequence[str]):
+    """As many strings as ``starts`` has entries: string ``i`` is UTF-8 from ``starts[i]`` to ``ends[i]`` of ``data``."""
+
+    def __init__(self, data: bytes, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> None:
+        """Raises UnicodeDecodeError when one is not UTF-8, with its position in ``data``."""
+        self._data = data
+        self._starts, self._ends = starts, ends
+        self._check(starts)
+
+    def _check(self, starts: npt.NDArray[np.int64]) -> None:
+        # With zeros for the lengths between them all are one text, since no character reaches across a zero.
+        text = np.frombuffer(self._data, np.uint8).copy()
+        for byte in range(1, PREFIX + 1):
+            text[starts - byte] = 0
+        text.tobytes().decode("utf-8")
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        if isinstance(index, slice):
+            return [self[each] for each in range(len(self))[index]]
+        return self._data[self._starts[index] : self._ends[index]].decode()
+
+    def __iter__(self) -> Iterator[str]:
+        data = self._data
+        spans = zip(self._starts.tolist(), self._ends.tolist(), strict=True)
+        return (data[start:end].decode() for start, end in spans)
+
+
+def short_lengths(data: bytes) -> npt.NDArray[np.int64]:
+    """The lengths of the strings that ``data`` begins with, as far as they follow from looking at all of it at once.
+
+    Wherever seven zeros stand there may be the length of a short string (fewer than 256 bytes), in the byte before. The true ones are those that lead
+    from each to the next, beginning with the first; where that fails (a longer string, an empty one, zeros in a text) the rest is left.
+    """
+    found = np.frombuffer(data, np.uint8)
+    zero = found == 0
+    two = zero[:-1] & zero[1:]
+    four = two[:-2] & two[2:]
+    at = np.flatnonzero(four[:-3] & four[3:]) - 1
+    at = at[at >= 0]
+    if not len(at) or at[0] != 0:
+        return np.zeros(0, np.int64)
+    lengths = found[at].astype(np.int64)
+    follows = at[:-1] + PREFIX + lengths[:-1] == at[1:]
+    count = len(follows) if follows.all() else int(follows.argmin())
+    whole = at[count] + PREFIX + lengths[count] <= len(data)
+    return lengths[: count + int(whole)]
