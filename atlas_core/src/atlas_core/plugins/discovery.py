@@ -1,6 +1,6 @@
 """Read the entry points, import each plugin in a try of its own, and ask its hooks once.
 
-Each plugin is registered with a pluggy manager of its own: a call then reaches one plugin, so whatever fails has one name, and a
+Each plugin is alone with the pluggy manager while it is asked: a call then reaches one plugin, so whatever fails has one name, and a
 broken plugin cannot keep the others from being asked.
 """
 
@@ -8,7 +8,7 @@ import re
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import Distribution, EntryPoint, entry_points
 from time import perf_counter
 from typing import Any
 
@@ -46,7 +46,9 @@ def survey(allow: Sequence[str] | None = None, trace: Trace | None = None) -> tu
         _check_allowed(allow, points)
     order = list(GROUPS)
     points.sort(key=lambda point: (order.index(point.group), point.key, point.dist))
-    return tuple(_examine(point, allow, trace or _silent) for point in points)
+    manager = _Manager(hookspecs.PROJECT)
+    manager.add_hookspecs(hookspecs)
+    return tuple(_examine(manager, point, allow, trace) for point in points)
 
 
 def installed() -> Identity:
@@ -61,14 +63,6 @@ class _Point:
     entry: EntryPoint
     dist: str
     version: str | None
-
-    @classmethod
-    def of(cls, entry: EntryPoint) -> "_Point":
-        metadata = None if entry.dist is None else entry.dist.metadata
-        if metadata is None or "Name" not in metadata or "Version" not in metadata:
-            # A damaged installation: the record will say so.
-            return cls(entry, f"(the distribution of {entry.module})", None)
-        return cls(entry, metadata["Name"], metadata["Version"])
 
     @property
     def group(self) -> str:
@@ -87,7 +81,28 @@ class _Point:
 def _points() -> "list[_Point]":
     """Every entry point of the four groups. All are listed at once, since each listing reads every distribution's metadata."""
     found = entry_points()
-    return [_Point.of(point) for group in GROUPS for point in found.select(group=group)]
+    asked = [point for group in GROUPS for point in found.select(group=group)]
+    names = {id(point.dist): _name_and_version(point.dist) for point in {id(p.dist): p for p in asked}.values()}
+    points = []
+    for point in asked:
+        name, version = names[id(point.dist)]
+        # Without a name it is a damaged installation: the record will say so.
+        points.append(_Point(point, name or f"(the distribution of {point.module})", version))
+    return points
+
+
+def _name_and_version(dist: Distribution | None) -> tuple[str, str | None]:
+    metadata = None if dist is None else dist.metadata
+    if metadata is None or "Name" not in metadata or "Version" not in metadata:
+        return "", None
+    return metadata["Name"], metadata["Version"]
+
+
+class _Manager(pluggy.PluginManager):
+    """Does not look for hooks among what every object has."""
+
+    def parse_hookimpl_opts(self, plugin: object, name: str) -> "pluggy.HookimplOpts | None":
+        return None if name.startswith("__") else super().parse_hookimpl_opts(plugin, name)
 
 
 def compatible(api: str, host: str = API_VERSION) -> str:
@@ -113,7 +128,9 @@ def _check_allowed(allow: Sequence[str], points: Sequence[_Point]) -> None:
         )
 
 
-def _examine(point: _Point, allow: Sequence[str] | None, trace: Trace) -> PluginRecord:
+def _examine(
+    manager: pluggy.PluginManager, point: _Point, allow: Sequence[str] | None, trace: Trace | None
+) -> PluginRecord:
     record = PluginRecord(
         point.group, point.key, point.dist, point.version or "unknown", point.entry.value, "ok", "", 0.0
     )
@@ -125,12 +142,13 @@ def _examine(point: _Point, allow: Sequence[str] | None, trace: Trace) -> Plugin
     reason = ""
     start = perf_counter()
     try:
-        declarations = tuple(_declarations(point, trace))
+        declarations = tuple(_declarations(manager, point, trace))
     except _UnsoundError as error:
         reason = str(error)
     except (Exception, SystemExit) as error:  # noqa: BLE001  third-party code may raise anything; it becomes the record's reason
         reason = f"{type(error).__name__}: {error}"
-        trace(traceback.format_exc())
+        if trace:
+            trace(traceback.format_exc())
     elapsed = (perf_counter() - start) * 1000
     status: Status = "broken" if reason else "ok"
     return replace(record, status=status, reason=reason, milliseconds=elapsed, declarations=declarations)
@@ -140,19 +158,32 @@ class _UnsoundError(Exception):
     """A plugin that breaks a rule of registration; its text is the record's reason."""
 
 
-def _declarations(point: _Point, trace: Trace) -> Iterator[Declaration]:
+def _declarations(manager: pluggy.PluginManager, point: _Point, trace: Trace | None) -> Iterator[Declaration]:
     if point.key != canonical(point.key):
         raise _UnsoundError(f"its key is spelt {point.key!r}, the canonical spelling is {canonical(point.key)!r}")
     plugin = point.entry.load()
     name = f"{point.dist}:{point.key}"
-    manager = pluggy.PluginManager(hookspecs.PROJECT)
-    manager.add_hookspecs(hookspecs)
     manager.register(plugin, name)
-    manager.check_pending()
-    manager.add_hookcall_monitoring(
+    try:
+        manager.check_pending()
+        undo = _traced(manager, name, trace) if trace else None
+        try:
+            yield from _asked(manager, plugin, point)
+        finally:
+            if undo:
+                undo()
+    finally:
+        manager.unregister(name=name)
+
+
+def _traced(manager: pluggy.PluginManager, name: str, trace: Trace) -> Callable[[], None]:
+    return manager.add_hookcall_monitoring(
         before=lambda hook, _impls, _args: trace(f"{name}: asking {hook}"),
         after=lambda outcome, hook, _impls, _args: trace(f"{name}: {hook} gave {_told(outcome)}"),
     )
+
+
+def _asked(manager: pluggy.PluginManager, plugin: object, point: _Point) -> Iterator[Declaration]:
     hooks = GROUPS[point.group]
     implemented = [hook.name for hook in manager.get_hookcallers(plugin) or ()]
     foreign = sorted(set(implemented) - set(hooks))
@@ -186,6 +217,3 @@ def _told(outcome: pluggy.Result[Any]) -> str:
         f"{type(outcome.exception).__name__}: {outcome.exception}" if outcome.exception else repr(outcome.get_result())
     )
 
-
-def _silent(_: str) -> None:
-    pass

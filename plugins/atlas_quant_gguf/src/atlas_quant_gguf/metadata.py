@@ -239,12 +239,11 @@ def _tensor(cursor: _Cursor, name: str, alignment: int) -> GgufTensor:
     dimensions = cursor.u32()
     if not 1 <= dimensions <= 4:
         cursor.refuse(f"{name!r} has {dimensions} dimensions; 1 to 4 are possible")
-    shape = tuple(cursor.u64() for _ in range(dimensions))[::-1]
-    number = cursor.u32()
+    *extents, number, offset = struct.unpack(f"<{dimensions}QIQ", cursor.take(8 * dimensions + 12))
+    shape = tuple(extents[::-1])
     if number not in TYPES:
         cursor.refuse(f"{name!r} is of the unknown tensor type {number}", "ask for a newer atlas-quant-gguf")
     layout = TYPES[number]
-    offset = cursor.u64()
     if min(shape) == 0 or any(extent >= 1 << 40 for extent in shape):
         cursor.refuse(f"{name!r} has the impossible shape {list(shape)}")
     if offset % alignment:

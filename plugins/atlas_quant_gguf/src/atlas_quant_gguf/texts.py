@@ -25,8 +25,10 @@ class Texts(Sequence[str]):
     def _check(self, starts: npt.NDArray[np.int64]) -> None:
         # With zeros for the lengths between them all are one text, since no character reaches across a zero.
         text = np.frombuffer(self._data, np.uint8).copy()
-        for byte in range(1, PREFIX + 1):
-            text[starts - byte] = 0
+        text[starts - PREFIX] = 0
+        longer = starts[self._ends - starts >= 256]
+        for byte in range(1, PREFIX):
+            text[longer - byte] = 0
         text.tobytes().decode("utf-8")
 
     def __len__(self) -> int:
