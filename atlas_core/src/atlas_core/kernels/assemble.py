@@ -18,7 +18,6 @@ from atlas_core.kernels.tree import (
 )
 from atlas_core.vocab.errors import KernelError
 
-
 Machines = Callable[[Mapping[str, HardwareManifest]], Collection[str]]
 """Given every declared machine, the names of those whose kernels are wanted; what these extend comes with them."""
 

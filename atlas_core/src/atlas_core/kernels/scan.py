@@ -42,8 +42,8 @@ class _OnDisk(Mapping[str, bytes]):
     def __getitem__(self, relative: str) -> bytes:
         found = self._read.get(relative)
         if found is None:
-            with _reading(self._package), open(self._paths[relative], "rb") as file:
-                found = self._read[relative] = file.read()
+            with _reading(self._package):
+                found = self._read[relative] = Path(self._paths[relative]).read_bytes()
         return found
 
     def __iter__(self) -> Iterator[str]:
@@ -83,8 +83,8 @@ def _list(folder: str, above: str, paths: dict[str, str], links: dict[str, str])
             continue
         relative = above + entry.name
         if entry.is_symlink():
-            links[relative] = os.readlink(entry.path)
-            if not os.path.exists(entry.path):
+            links[relative] = str(Path(entry.path).readlink())
+            if not Path(entry.path).exists():
                 raise KernelError(
                     f"{entry.path} is a symlink to no file", "Only single files are shared.", "Correct or remove it."
                 )
@@ -139,12 +139,17 @@ def scan_folders(folders: Mapping[str, Path]) -> tuple[KernelTree, Places]:
 
 
 def _join(
-    roots: Sequence[RootFiles], folders: Mapping[str, Path], findings: Sequence[Finding], machines: Machines | None = None
+    roots: Sequence[RootFiles],
+    folders: Mapping[str, Path],
+    findings: Sequence[Finding],
+    machines: Machines | None = None,
 ) -> tuple[KernelTree, Places]:
     package, _, include = CORE_INCLUDE.partition(":")
     core = Path(str(resources.files(package))) / "kernels"
     # Core's folder is a Python package as well: only its headers belong to the tree.
     headers = read_root(package, core / include)
-    shared = RootFiles(package, _OnDisk(package, {f"{include}/{path}": str(core / include / path) for path in headers.files}))
+    shared = RootFiles(
+        package, _OnDisk(package, {f"{include}/{path}": str(core / include / path) for path in headers.files})
+    )
     tree = assemble([shared, *roots], machines)
     return replace(tree, findings=(*findings, *tree.findings)), Places({package: core, **folders})

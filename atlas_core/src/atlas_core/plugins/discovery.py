@@ -216,4 +216,3 @@ def _told(outcome: pluggy.Result[Any]) -> str:
     return (
         f"{type(outcome.exception).__name__}: {outcome.exception}" if outcome.exception else repr(outcome.get_result())
     )
-

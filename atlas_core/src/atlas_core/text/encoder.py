@@ -112,7 +112,9 @@ def _from_tables(text: str, tables: BpeTables) -> tokenizers.Tokenizer:
     document = msgspec.json.decode(text)
     vocabulary = {token: number for number, token in enumerate(tables.tokens)}
     if len(vocabulary) != len(tables.tokens):
-        raise CheckpointError("the tokenizer has the same token twice", f"{len(tables.tokens)} are listed, {len(vocabulary)} differ", CURE)
+        raise CheckpointError(
+            "the tokenizer has the same token twice", f"{len(tables.tokens)} are listed, {len(vocabulary)} differ", CURE
+        )
     options = {name: document["model"][name] for name in _BPE_OPTIONS if document["model"].get(name) is not None}
     model = tokenizers.models.BPE(vocab=vocabulary, merges=list(tables.merges()), **options)
     added = [
