@@ -101,6 +101,9 @@ class Source:
             return raw
         return np.frombuffer(raw, np.uint8).reshape(-1, width)[np.asarray(order)].tobytes()
 
+    def drawn(self, weight):
+        return None
+
     def placed(self, weight):
         if weight in self.whole:
             return None

@@ -58,6 +58,9 @@ class Whole:
     def __init__(self, read):
         self.read = read
 
+    def drawn(self, weight):
+        return None
+
     def placed(self, weight):
         return None
 

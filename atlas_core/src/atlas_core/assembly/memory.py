@@ -1,6 +1,6 @@
 """The memory of a plan: what it takes, what is left for the cache, and getting it from the device."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -11,6 +11,7 @@ from atlas_core.contracts.backend import GpuBackend, Stream
 from atlas_core.contracts.ops import Buffer
 from atlas_core.engine.inputs import COUNTS, InputLayout
 from atlas_core.loading.ahead import ReadAhead
+from atlas_core.loading.drawn import Stretch
 from atlas_core.loading.pieces import Placed
 from atlas_core.loading.upload import load_weights
 from atlas_core.model.program import Value
@@ -147,6 +148,9 @@ class _Source:
 
     def placed(self, weight: str) -> Placed | None:
         return self._model.placed(weight, self._layout(weight))
+
+    def drawn(self, weight: str) -> Sequence[Stretch] | None:
+        return self._model.drawn(weight, self._layout(weight))
 
     def _layout(self, weight: str) -> StorageLayout:
         layout = self._specs[weight].layout

@@ -1,6 +1,6 @@
 """What the checkpoint is: container, family, storage, weights."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from atlas_core.contracts.model import ModelWeightLoader, NameMap
 from atlas_core.contracts.quant import QuantFormat
 from atlas_core.loading.accounting import WeightStore
 from atlas_core.loading.directory import ModelDirectory
+from atlas_core.loading.drawn import Stretch
 from atlas_core.loading.dummy import DummyCheckpoint
 from atlas_core.loading.fetch import resolve_model
 from atlas_core.loading.files import AGAIN, head, impostor
@@ -95,6 +96,10 @@ class Model:
     def placed(self, name: str, layout: StorageLayout) -> Placed | None:
         """Where ``read`` finds the bytes in files; None when it decodes or changes them."""
         return self.store.placed(name) if layout.name == self.store.layout(name).name else None
+
+    def drawn(self, name: str, layout: StorageLayout) -> Sequence[Stretch] | None:
+        """How ``read`` makes the bytes up; None when it does not, or changes them."""
+        return self.store.drawn(name) if layout.name == self.store.layout(name).name else None
 
 
 def catalogue(registry: Registry) -> list[CatalogueEntry]:

@@ -7,6 +7,7 @@ import numpy as np
 
 from atlas_core.contracts.checkpoint import Checkpoint, Extent, Located
 from atlas_core.contracts.model import NameMap, WeightSource
+from atlas_core.loading.drawn import Drawing, Stretch
 from atlas_core.loading.pieces import Placed
 from atlas_core.loading.stacks import FoundStack, computed_values, find_stack, listed
 from atlas_core.vocab.dtype import DType
@@ -30,6 +31,7 @@ class WeightStore:
         """
         self._checkpoint = checkpoint
         self._located = checkpoint if isinstance(checkpoint, Located) else None
+        self._drawing = checkpoint if isinstance(checkpoint, Drawing) else None
         self._sources = names.weights
         self.warnings: list[str] = []
         self._stored: dict[str, str] = {}
@@ -148,6 +150,23 @@ class WeightStore:
             width, (first, end) = extent.nbytes // rows[0], runs[0]
             return Placed((Extent(extent.path, extent.start + first * width, (end - first) * width),))
         return Placed((extent,), order)
+
+    def drawn(self, canonical: str) -> Sequence[Stretch] | None:
+        """What ``read`` puts one behind another when the checkpoint makes it up; None when it does not, or the weight is changed."""
+        owner = self.alias(canonical)
+        source, drawing = self._sources[owner], self._drawing
+        if source.computed or drawing is None:
+            return None
+        stack = self._stacks.get(owner)
+        names = (self._stored[owner],) if stack is None else stack.whole(self._checkpoint)
+        runs = None if source.row_order is None else _runs(source.row_order)
+        found: list[Stretch] = []
+        for name in names or ():
+            part = drawing.stretches(name, runs)
+            if part is None:
+                return None
+            found += part
+        return found or None
 
     def _rows(self, owner: str, stored: str) -> bytes | memoryview:
         order = self._sources[owner].row_order

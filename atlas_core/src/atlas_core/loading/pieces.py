@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from atlas_core.contracts.checkpoint import Extent
 from atlas_core.contracts.ops import Repack
+from atlas_core.loading.drawn import Stretch
 from atlas_core.runtime.loader import STORED, WeightCopy
 from atlas_core.vocab.errors import CheckpointError
 
@@ -35,6 +36,10 @@ class WeightSource(Protocol):
 
     def placed(self, weight: str) -> Placed | None:
         """Where ``read`` would find them, when they are in files as they are."""
+        ...
+
+    def drawn(self, weight: str) -> Sequence[Stretch] | None:
+        """How ``read`` would make them up, when it would."""
         ...
 
 

@@ -6,7 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -15,10 +15,12 @@ import numpy as np
 from atlas_core.contracts.backend import Event, GpuBackend, Stream
 from atlas_core.contracts.ops import Buffer
 from atlas_core.loading.ahead import ReadAhead
+from atlas_core.loading.drawing import draw
+from atlas_core.loading.drawn import Stretch
 from atlas_core.loading.extents import ALIGNMENT, MARGIN, ExtentReader
 from atlas_core.loading.image import PackedImage
 from atlas_core.loading.pieces import Load, Piece, WeightSource, loads, pieces
-from atlas_core.runtime.loader import Progress, WeightCopy, WeightMemory, pack_weight
+from atlas_core.runtime.loader import STORED, Progress, WeightCopy, WeightMemory, pack_weight
 from atlas_core.vocab.errors import AtlasError
 
 _REPORTS = 100
@@ -44,6 +46,15 @@ class _Shape:
             return cls(8 << 20, 2 * threads, threads)
         threads = max(1, min(4, processors // 2))
         return cls(1 << 20, 2 * threads + 1, threads)
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What comes in pieces, by weight the copies that need it whole, and what is made on the device."""
+
+    streamed: list[Piece] = field(default_factory=list)
+    whole: dict[str, list[WeightCopy]] = field(default_factory=dict)
+    drawn: list[tuple[WeightCopy, Sequence[Stretch]]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +85,8 @@ def load_weights(
 ) -> WeightMemory:  # fmt: skip
     """Every copy on the device, filled. ``progress(done, total, weight)`` counts packed bytes. ``ahead`` has what was read already.
 
-    Weights that lie in files as they are go there in pieces. Others are read whole and packed by their implementation, one
-    ahead of the device. On any failure everything allocated here is freed.
+    Weights that lie in files as they are go there in pieces; those that are made up are made there. Others are read whole and
+    packed by their implementation, one ahead of the device. On any failure everything allocated here is freed.
     """
     listed = tuple(copies)
     repacks = backend.capabilities.unified_memory
@@ -95,13 +106,13 @@ def load_packed(
     listed = tuple(copies)
     return _loaded(
         backend, listed, None, progress, ahead,
-        lambda most: ([p for copy in listed for p in image.pieces(copy, most)], {}),
+        lambda most: _Work([piece for copy in listed for piece in image.pieces(copy, most)]),
     )  # fmt: skip
 
 
 def _loaded(
     backend: GpuBackend, listed: Sequence[WeightCopy], source: WeightSource | None, progress: Progress | None,
-    ahead: ReadAhead | None, divide: Callable[[int], tuple[list[Piece], dict[str, list[WeightCopy]]]],
+    ahead: ReadAhead | None, divide: Callable[[int], _Work],
 ) -> WeightMemory:  # fmt: skip
     memory = WeightMemory(backend)
     shape = _Shape.of(backend)
@@ -109,29 +120,31 @@ def _loaded(
         for copy in listed:
             address = backend.alloc(copy.packed.nbytes)
             memory.buffers[copy.weight, copy.packed.name] = Buffer(address, copy.packed.nbytes)
-        streamed, whole = divide(shape.piece)
-        total = sum(copy.packed.nbytes for copy in listed)
-        _Upload(backend, memory, source, _reporter(progress, total), ahead).run(streamed, whole, shape)
+        work = divide(shape.piece)
+        report = _reporter(progress, sum(copy.packed.nbytes for copy in listed))
+        draw(backend, [(memory.address(copy), stretches) for copy, stretches in work.drawn])
+        for copy, _ in work.drawn:
+            report(copy.packed.nbytes, copy.weight)
+        _Upload(backend, memory, source, report, ahead).run(work.streamed, work.whole, shape)
     except BaseException:
         memory.free()
         raise
     return memory
 
 
-def _divided(
-    copies: Sequence[WeightCopy], source: WeightSource, most: int, *, repacks: bool
-) -> tuple[list[Piece], dict[str, list[WeightCopy]]]:
-    """Pieces, and by weight the copies that need it whole."""
-    streamed: list[Piece] = []
-    whole: dict[str, list[WeightCopy]] = {}
+def _divided(copies: Sequence[WeightCopy], source: WeightSource, most: int, *, repacks: bool) -> _Work:
+    work = _Work()
     for copy in copies:
-        placed = source.placed(copy.weight)
+        drawn = source.drawn(copy.weight) if copy.packed.name.startswith(STORED) else None
+        placed = source.placed(copy.weight) if drawn is None else None
         cut = None if placed is None else pieces(copy, placed, most, repacks=repacks)
-        if cut is None:
-            whole.setdefault(copy.weight, []).append(copy)
+        if drawn is not None:
+            work.drawn.append((copy, drawn))
+        elif cut is not None:
+            work.streamed.extend(cut)
         else:
-            streamed += cut
-    return streamed, whole
+            work.whole.setdefault(copy.weight, []).append(copy)
+    return work
 
 
 def _reporter(progress: Progress | None, total: int) -> Callable[[int, str], None]:
@@ -239,7 +252,7 @@ class _Upload:
 
     def _take(self, item: _Filled | _Packed) -> None:
         if isinstance(item, _Packed):
-            self._backend.copy_h2d(item.data, self._address(item.copy))
+            self._backend.copy_h2d(item.data, self._memory.address(item.copy))
             self._room.release()
             self._report(item.copy.packed.nbytes, item.copy.weight)
             return
@@ -258,15 +271,12 @@ class _Upload:
 
     def _bring(self, piece: Piece, slot: _Slot, begin: int, order: int) -> None:
         """Copy or pack one piece, ``begin`` bytes into the slot."""
-        target = self._address(piece.copy) + piece.offset
+        target = self._memory.address(piece.copy) + piece.offset
         if piece.repack is None:
             self._backend.copy_h2d_async(slot.view[begin : begin + piece.nbytes], target, self._stream)
         else:
             launch = piece.repack.launch(self._backend, slot.address + begin, order, target, piece.rows)
             self._backend.enqueue(launch, self._stream)
-
-    def _address(self, copy: WeightCopy) -> int:
-        return self._memory.buffers[copy.weight, copy.packed.name].address
 
     def _recycle(self) -> None:
         self._free.put(self._in_flight.popleft())

@@ -36,6 +36,10 @@ class WeightMemory:
     backend: GpuBackend
     buffers: dict[WeightKey, Buffer] = field(default_factory=dict)
 
+    def address(self, copy: WeightCopy) -> int:
+        """Where a copy lies."""
+        return self.buffers[copy.weight, copy.packed.name].address
+
     def free(self) -> None:
         """Give the memory back; nothing queued may use it any more."""
         for buffer in self.buffers.values():
