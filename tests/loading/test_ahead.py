@@ -66,6 +66,16 @@ def test_all_of_it_is_given_once_where_there_is_room(files):
     ahead.close()
 
 
+def test_neighbours_in_one_block_may_come_in_any_order(files):
+    ahead = ReadAhead([Extent(files[0], 0, SIZE)], 1000)
+    parts = [Extent(files[0], at, 6000) for at in range(100, 60_000, 6000)]
+    for part in [*parts[::-1]]:
+        assert taken(ahead, part) == wanted(part)
+    assert ahead.held < 40
+    ahead.close()
+    assert ahead.held == 0
+
+
 def test_what_is_in_the_page_cache_stays_there(files, monkeypatch):
     monkeypatch.setattr(ExtentReader, "resident", lambda reader, extent: extent.path == files[0])
     ahead = ReadAhead([Extent(path, 0, SIZE) for path in files], 1000)

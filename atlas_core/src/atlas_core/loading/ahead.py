@@ -29,11 +29,12 @@ _GAP = 64 * 1024
 
 @dataclass(slots=True)
 class _Block:
-    """``data`` are the bytes of ``extent`` once ``done``, until they were taken; None too when they lie in the page cache, or cannot be read."""
+    """``data`` are the bytes of ``extent`` once ``done``, until all were ``taken``; None too when they lie in the page cache, or cannot be read."""
 
     index: int
     extent: Extent
     done: bool = False
+    taken: int = 0
     data: npt.NDArray[np.uint8] | None = None
 
 
@@ -70,7 +71,7 @@ class ReadAhead:
     def take(self, extent: Extent, into: memoryview) -> bool:
         """Whether all of ``extent`` was read here, and now is at the beginning of ``into``.
 
-        Waits for the disk. A block is given up with its last byte: each is asked for once, in the order of the files.
+        Waits for the disk. Bytes are given up once taken: each is asked for once, in the order of the files, nearly.
         """
         blocks = self._of_file.get(extent.path, [])
         place = bisect_right(blocks, extent.start, key=lambda block: block.extent.start) - 1
@@ -86,10 +87,17 @@ class ReadAhead:
             # Not a slice of a memoryview, which would keep all other threads from running meanwhile.
             np.copyto(target[position - extent.start :][: len(part)], part)
             position += len(part)
-            if position == start + len(data):
-                with self._changed:
+            # All of it, not its end: neighbours that share a block come here in any order.
+            with self._changed:
+                block.taken += len(part)
+                if block.taken >= len(data):
                     self._drop(block)
         return True
+
+    @property
+    def held(self) -> int:
+        """Blocks that are in memory."""
+        return sum(block.data is not None for block in self._blocks)
 
     def close(self) -> None:
         """End, and forget what nobody took. Safe to call twice."""
