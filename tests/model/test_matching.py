@@ -46,6 +46,8 @@ def test_replacing_what_matched_changes_no_result(program):
     while index < len(program.nodes):
         end = min(c for c in cut if c > index)
         node = match(HIDING, program.nodes, index, end, uses) or match(KEEPING, program.nodes, index, end, uses)
+        if node:  # what is packed, and what it is called, follows from this order: the same in every process
+            assert list(node.operands) == [operand.name for operand in node.op.operands]
         nodes.append(node or program.nodes[index])
         index += 2 if node else 1
     fused = Program(tuple(nodes), (Segment("all", 0, len(nodes)),), program.results)

@@ -81,7 +81,8 @@ def match(pattern: Pattern, nodes: Sequence[Node], start: int, end: int, uses: U
                 return None
     if len({value.name for value in values.values()}) != len(values):
         return None  # two names of the pattern fell on one value: not the data flow that was declared
-    kept = {operand.name for operand in pattern.op.operands}
+    # In the op's order, not that of a set: what is packed, and what it is called, must be the same in every process.
+    kept = [operand.name for operand in pattern.op.operands]
     for outer, value in values.items():
         if outer not in kept and uses.outside(value.name, start, start + len(body)):
             return None
