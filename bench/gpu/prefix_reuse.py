@@ -152,8 +152,8 @@ def compared(built: Built, config: Mapping[str, Any], weights: Mapping[str, Any]
 
 
 def _scarce(limits: Limits, sequences: int, tokens: int) -> Limits:
-    """Pages for so many sequences of so many tokens, and a snapshot for each where there are any."""
-    pages = sequences * limits.pages_for(tokens)
+    """Pages with which so many sequences of so many tokens may begin, and a snapshot for each where there are any."""
+    pages = sequences * limits.pages_for(tokens) + sequences - 1
     return replace(
         limits, max_seq_len=pages * limits.page_tokens, pages=(pages,) * len(limits.pages),
         snapshots=min(limits.snapshots, sequences),
