@@ -64,6 +64,11 @@ def save(config: Config, weights: Weights, folder: Path) -> None:
 
 def logits(config: Config, weights: Weights, ids: list[int]) -> Tensor:
     """float32 [tokens, vocabulary] on the GPU."""
+    return _linear(hidden(config, weights, ids), weights.get("lm_head.weight", weights["model.embed_tokens.weight"]))
+
+
+def hidden(config: Config, weights: Weights, ids: list[int]) -> Tensor:
+    """float32 [tokens, hidden size] behind the final norm, on the GPU."""
     torch.backends.cuda.matmul.allow_tf32 = False
     eps = config["rms_norm_eps"]
     weights = {name: w.float() + 1 if _centred(config, name) else w for name, w in weights.items()}
@@ -75,8 +80,7 @@ def logits(config: Config, weights: Weights, ids: list[int]) -> Tensor:
         h = h + ATTENTIONS[_attention_kind(config, layer)][1](config, part, x)
         x = _normalised(h, part["post_attention_layernorm.weight"], eps)
         h = h + NETWORKS[_network_kind(config, layer)][1](config, part, x)
-    h = _normalised(h, weights["model.norm.weight"], eps)
-    return _linear(h, weights.get("lm_head.weight", weights["model.embed_tokens.weight"]))
+    return _normalised(h, weights["model.norm.weight"], eps)
 
 
 def difference(want: Tensor, got: np.ndarray) -> tuple[float, float, int, int]:
