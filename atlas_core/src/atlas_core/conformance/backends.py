@@ -8,6 +8,7 @@ import numpy as np
 from atlas_core.conformance.results import Report, Result
 from atlas_core.contracts.backend import GpuBackend, HostLink, HostRing, StepResults
 from atlas_core.ops.step import Count
+from atlas_core.runtime.capture import captured
 from atlas_core.vocab.errors import AtlasError, BudgetError, DeviceError, KernelError
 
 Check = Callable[[GpuBackend], "str | None"]
@@ -192,10 +193,7 @@ def host_link(backend: GpuBackend) -> str | None:
                 HostRing(received, places, turn), StepResults(sampled, values, ids, target, rows, wide)
             ),
         )
-        backend.begin_capture(stream)
-        for launch in launches:
-            backend.enqueue(launch, stream)
-        graph = backend.end_capture(stream)
+        graph = captured(backend, launches, stream)
         for step, (updates, live) in enumerate(((0, 3), (1500, 2), (1, 1))):
             place = step % places
             inputs[place] = np.arange(words) * (step + 1)

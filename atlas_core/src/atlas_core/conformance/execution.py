@@ -13,6 +13,7 @@ from atlas_core.contracts.ops import BindContext, Buffer, OpImplementation, OpNe
 from atlas_core.ops.arrays import floating, numpy_dtype, tiled_keys, untiled_keys
 from atlas_core.ops.contract import Case, Operand, Tolerance
 from atlas_core.ops.step import COUNT_WORDS, Count
+from atlas_core.runtime.capture import captured
 from atlas_core.runtime.loader import STORED, pack_weight
 
 Array = np.ndarray[Any, Any]
@@ -110,10 +111,7 @@ class Execution:
         context = BindContext(self._backend, buffers, counts.address, scratch, workers, self._keep)
         launches = self._implementation.bind(self._need, context)
         self.launches = len(launches)
-        self._backend.begin_capture(self.stream)
-        for launch in launches:
-            self._backend.enqueue(launch, self.stream)
-        self._graph = self._backend.end_capture(self.stream)
+        self._graph = captured(self._backend, launches, self.stream)
 
     def _keep(self, data: bytes) -> int:
         self._kept += 1

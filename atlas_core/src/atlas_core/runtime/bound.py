@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from atlas_core.contracts.backend import GpuBackend, Graph, Launch, Stream
 from atlas_core.contracts.ops import BindContext, Buffer
+from atlas_core.runtime.capture import captured
 from atlas_core.runtime.loader import WeightKey
 from atlas_core.runtime.plan import Placement, PlanSegment, PlanStep
 from atlas_core.vocab.errors import EngineError
@@ -102,12 +103,7 @@ def bind_step(
             graphs[segments[-1].name] += frame.end(step.activations, memory.counts)
             graphs[WHOLE] = [launch for launches in graphs.values() for launch in launches]
         for name, launches in graphs.items():
-            backend.begin_capture(stream)
-            try:
-                for launch in launches:
-                    backend.enqueue(launch, stream)
-            finally:
-                step.graphs[name] = backend.end_capture(stream)
+            step.graphs[name] = captured(backend, launches, stream)
             step.launches[name] = len(launches)
     except BaseException:
         step.destroy()
