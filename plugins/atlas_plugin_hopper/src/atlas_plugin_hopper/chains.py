@@ -85,7 +85,7 @@ class DecoderLayers(Implementation):
         if 2 * need.operands["inv_freq"].shape[0] != sizes.head_dim:
             reasons.append("it rotates whole heads")
         if not reasons:
-            named = (f"{name}.{link}" for link in range(_links(need)) for name in WEIGHTS)
+            named = (f"{name}.{link}" for link in range(links_of(need)) for name in WEIGHTS)
             reasons += [reason for name in named for reason in not_stored(need, name, self.element.value)][:1]
         return reasons
 
@@ -95,7 +95,7 @@ class DecoderLayers(Implementation):
 
     def bind(self, need: OpNeed, context: BindContext) -> Sequence[Launch]:
         """See OpImplementation. It keeps a table of addresses, and the words that blocks exchange."""
-        attrs, sizes, links = need.attrs, _sizes(need), _links(need)
+        attrs, sizes, links = need.attrs, _sizes(need), links_of(need)
         module, warps = self.modules[sizes]
         cache = context.operands["cache"]
         stride = cache.nbytes // need.operands["cache"].shape[0]
@@ -119,7 +119,8 @@ class DecoderLayers(Implementation):
         return (context.backend.prepare_launch(kernel, geometry, args, LaunchAttrs(cooperative=True)),)
 
 
-def _links(need: OpNeed) -> int:
+def links_of(need: OpNeed) -> int:
+    """How many links the chain has."""
     return sum(name.startswith("layer.") for name in need.attrs)
 
 

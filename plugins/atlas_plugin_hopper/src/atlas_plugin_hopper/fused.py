@@ -3,7 +3,7 @@ and all layers of a decoder.
 """
 
 from atlas_core.contracts.ops import FusedCall, FusedOp
-from atlas_nvidia.fused import LINEAR_ADD, NORM_GATE_UP_SILU, NORM_QKV_ROPE_APPEND
+from atlas_nvidia.fused import LINEAR_ADD, NORM_GATE_UP_SILU, NORM_QKV_HEADS_ROPE_APPEND, NORM_QKV_ROPE_APPEND
 
 _INNER = {"x": "y", "y": "z"}
 """Operands of the second part: it reads the stream that the first one leaves, and its result needs another name."""
@@ -52,7 +52,31 @@ DECODER_LAYERS = FusedOp(
 )
 """All layers of a dense decoder, one behind the other."""
 
+_MIXTURE = (
+    FusedCall("rms_norm", {"x": "middle", "weight": "inner_norm", "y": "inner_normed"}, {"eps": "eps"}),
+    FusedCall("linear", {"x": "inner_normed", "weight": "router_weight", "y": "logits"}),
+    FusedCall(
+        "moe_route", {"logits": "logits", "experts": "experts", "weights": "weights"},
+        {"top_k": "top_k", "normalise": "normalise", "scale": "route_scale"},
+    ),
+    FusedCall(
+        "moe_experts",
+        {
+            "x": "inner_normed", "experts": "experts", "weights": "weights", "gate": "gate", "up": "up", "down": "down",
+            "y": "mixed",
+        },
+    ),
+    FusedCall("add", {"x": "middle", "z": "mixed", "y": "y"}),
+)  # fmt: skip
+MOE_DECODER_LAYERS = FusedOp(
+    "moe_decoder_layers",
+    (*NORM_QKV_HEADS_ROPE_APPEND.body, _ATTENTION, *_OUTPUT, *_MIXTURE),
+    ("y",),
+    carried=("x", "y"),
+)
+"""The same of a decoder whose layers are mixtures of experts, and whose heads of queries and keys are normalised."""
+
 
 def fused_ops() -> list[FusedOp]:
     """All of them."""
-    return [LINEAR_ADD_GATE_UP, LINEAR_ADD_QKV, DECODER_LAYERS]
+    return [LINEAR_ADD_GATE_UP, LINEAR_ADD_QKV, DECODER_LAYERS, MOE_DECODER_LAYERS]

@@ -1,0 +1,562 @@
+// All layers of a decoder with mixtures of experts for one token in one launch: a block a processor, all of them resident
+// at once. Two warps copy weights: one what every token needs, in its order and as far ahead as there is room, the other
+// the experts that have been chosen. Eight multiply. A layer is eight phases, each of which hands its results on as words
+// with flags (resident_words.cuh):
+//
+//   hidden vector -> norm, rows of q, k, v -> norms of heads, rotation, key and value into their page, attention over a
+//   part of the keys -> the parts together -> rows of the output projection, residual -> norm, a row of the router ->
+//   the choice -> rows of gate and up of the experts, SwiGLU -> rows of down, residual: the next hidden vector.
+//
+// Who waits for words has loaded what it will multiply: into registers, so that the rings have room for what comes next.
+#ifndef HIDDEN
+#define HIDDEN 2048
+#define INNER 768
+#define EXPERTS 128
+#define CHOSEN 8
+#define Q_HEADS 32
+#define KV_HEADS 4
+#define HEAD_DIM 128
+#endif
+#ifndef QKV_IN_REGISTERS
+#define QKV_IN_REGISTERS 3
+#define DOWN_IN_REGISTERS 4
+#endif
+#ifndef COPIES
+#define COPIES 4
+#endif
+#include "weight_ring.cuh"
+
+namespace atlas {
+constexpr int WARPS = 8, CONSUMERS = WARPS * WARP;
+__device__ inline void sync_consumers() { asm volatile("bar.sync 1, %0;" ::"n"(CONSUMERS) : "memory"); }
+}  // namespace atlas
+
+#include "resident_heads.cuh"
+
+using namespace atlas;
+
+namespace {
+
+// Two warpgroups multiply, of a third two warps copy and leave it most of their registers.
+constexpr int THREADS = CONSUMERS + 4 * WARP, FOR_ALL = WARPS, FOR_EXPERTS = WARPS + 1;
+constexpr int BLOCKS = 132;  // the fewest
+constexpr int QKV_ROWS = Q_WIDTH + 2 * KV_WIDTH, INNER_WORDS = CHOSEN * INNER / 2;
+constexpr int of_block(int all) { return (all + BLOCKS - 1) / BLOCKS; }
+constexpr int most(int a, int b) { return a > b ? a : b; }
+// Tiles of eight rows that a block may have, and how many of them wait for the vector in registers.
+constexpr int QKV_TILES = (of_block(QKV_ROWS) + 7) / 8, QKV_AHEAD = QKV_IN_REGISTERS, WIDE_TILES = (2 * of_block(HIDDEN / 2) + 7) / 8;
+constexpr int INNER_TILES = (4 * of_block(INNER_WORDS) + 7) / 8, DOWN_AHEAD = DOWN_IN_REGISTERS;
+constexpr int SUM_ROWS = 8 * most(QKV_TILES, most(WIDE_TILES, INNER_TILES));
+constexpr int HIDDEN_CHUNK = HIDDEN / WARPS, HEADS_CHUNK = Q_WIDTH / WARPS, INNER_CHUNK = INNER / WARPS;
+constexpr int EACH = HIDDEN_CHUNK / 2 / WARP;  // pairs of a lane
+static_assert(HIDDEN_CHUNK % (4 * WARP) == 0 && HEADS_CHUNK % (4 * WARP) == 0 && CHOSEN * INNER_CHUNK % (4 * WARP) == 0);
+static_assert(INNER_CHUNK % 16 == 0 && EXPERTS == 4 * WARP && CHOSEN <= WARP && EXPERTS <= BLOCKS);
+static_assert(WIDE_TILES == 2 && QKV_TILES > QKV_AHEAD && WIDE_TILES * 8 <= WARP && 8 * QKV_AHEAD <= QKV_ROWS / BLOCKS);
+
+// chains.py makes the table and knows how many words there are.
+struct Layer {
+    const uint16_t *input_norm, *q, *k, *v, *q_norm, *k_norm, *output, *inner_norm, *router, *gate, *up, *down;
+    uint16_t* cache;
+};
+
+// Words: the flag of the last layer; queries, keys and values; parts of attention; then copies of what all blocks read,
+// so that not all of them ask the same part of the L2 cache.
+constexpr int AT_QKV = 16, AT_TOPS = AT_QKV + QKV_ROWS, AT_PARTS = AT_TOPS + MAX_SPLITS * Q_HEADS * 2;
+constexpr int AT_COPIES = AT_PARTS + MAX_SPLITS * Q_HEADS * PAIRS;
+constexpr int AT_HIDDEN = 0, AT_ATTENDED = AT_HIDDEN + HIDDEN / 2, AT_MIDDLE = AT_ATTENDED + Q_WIDTH / 2;
+constexpr int AT_LOGITS = AT_MIDDLE + HIDDEN / 2, AT_INNER = AT_LOGITS + EXPERTS, COPY_WORDS = AT_INNER + INNER_WORDS;
+
+// Stages of two rows [HIDDEN] or one [Q_WIDTH]; of three rows [HIDDEN] or eight [INNER].
+constexpr int STATIC_BYTES = 2 * HEADS_CHUNK * WARPS + 144, EXPERT_BYTES = 8 * (2 * INNER + 16) + 48;
+#ifndef EXPERT_STAGES
+#define EXPERT_STAGES 8
+#endif
+static_assert(STATIC_BYTES % 128 == 16 && EXPERT_BYTES % 128 == 48);
+
+struct Shared {
+    AttentionRoom attention;
+    // A warp's chunk of what is multiplied, as fragments, and of the hidden vector as it is.
+    uint32_t vector[WARPS][CHOSEN * INNER_CHUNK / 2], plain[WARPS][HIDDEN_CHUNK / 2];
+    float sums[WARPS][SUM_ROWS], squares[WARPS];
+    float2 middle[WARPS];  // parts of a logit and of a sum of squares
+};
+constexpr int ROOM = 226 * 1024 - 128 - static_cast<int>(sizeof(Shared)) - EXPERT_STAGES * EXPERT_BYTES;
+constexpr int STATIC_STAGES = ROOM / STATIC_BYTES;
+static_assert(STATIC_STAGES >= 8 && EXPERT_STAGES * EXPERT_BYTES >= TILES_BYTES && TILES_BYTES >= SUMS_BYTES);
+using StaticRing = WeightRing<STATIC_STAGES, STATIC_BYTES, WARPS, 64>;
+using ExpertRing = WeightRing<EXPERT_STAGES, EXPERT_BYTES, WARPS>;
+static_assert(StaticRing::ROWS<HIDDEN> == 2 && StaticRing::ROWS<Q_WIDTH> == 1);
+static_assert(ExpertRing::ROWS<HIDDEN> == 3 && ExpertRing::ROWS<INNER> == 8);
+
+// The block's rows: of q, k, v one behind the other, of matrices [HIDDEN, .], of the router; its words of inner values,
+// two each.
+struct Owned {
+    Span qkv, wide, router, inner;
+};
+__device__ inline Owned owned() {
+    const Span wide = span(HIDDEN / 2);
+    return {span(QKV_ROWS), {2 * wide.first, 2 * wide.count}, span(EXPERTS), span(INNER_WORDS)};
+}
+
+// Whether this is warp 0, which waits for what the others have written to shared memory; they go on.
+__device__ inline bool gathered(int warp, int which) {
+    __syncwarp();
+    if (warp == 0) asm volatile("bar.sync %0, %1;" ::"r"(which), "n"(CONSUMERS) : "memory");
+    else asm volatile("bar.arrive %0, %1;" ::"r"(which), "n"(CONSUMERS) : "memory");
+    return warp == 0;
+}
+__device__ inline float sum_of(const float (&sums)[WARPS][SUM_ROWS], int row) {
+    float sum = 0.0f;
+#pragma unroll
+    for (int w = 0; w < WARPS; ++w) sum += sums[w][row];
+    return sum;
+}
+
+// A warp's part of the sums of eight rows.
+__device__ inline void keep(float (&sums)[SUM_ROWS], int first, const float (&acc)[4], int lane) {
+    if (lane < 4) *reinterpret_cast<float2*>(&sums[first + 2 * lane]) = make_float2(acc[0], acc[1]);
+}
+template <int TILES, int STEPS>
+__device__ inline void multiply(const Tile<STEPS> (&tiles)[TILES], float (&acc)[TILES][4], const uint32_t* vector,
+                                int lane) {
+    float other[TILES][4] = {};
+#pragma unroll
+    for (int s = 0; s < STEPS; ++s) {
+        const uint2 x = *reinterpret_cast<const uint2*>(vector + 8 * s + lane % 4 * 2);
+#pragma unroll
+        for (int n = 0; n < TILES; ++n) {
+            mma(s % 2 ? other[n] : acc[n], x.x, 0, x.y, 0, tiles[n].b[s][0], tiles[n].b[s][1]);
+        }
+    }
+#pragma unroll
+    for (int n = 0; n < TILES; ++n) acc[n][0] += other[n][0], acc[n][1] += other[n][1];
+}
+
+// Words of a warp's chunk of a vector, EACH * WARP of them, when all are fresh. take(i, word i * WARP + lane).
+template <bool PAIRED, int EACH_LANE, class Where, class Take>
+__device__ inline void receive(uint32_t flag, Where where, Take take) {
+    uint64_t word[EACH_LANE];
+    bool all;
+    int turns = 0;
+    do {
+        all = true;
+#pragma unroll
+        for (int i = 0; i < EACH_LANE; i += 2) look2(where(i / 2), word[i], word[i + 1]);
+#pragma unroll
+        for (int i = 0; i < EACH_LANE; ++i) all = all && (PAIRED ? fresh_pair(word[i], flag) : fresh(word[i], flag));
+        lose_patience(turns);
+    } while (!all);
+#pragma unroll
+    for (int i = 0; i < EACH_LANE; ++i) take(i, word[i]);
+}
+
+__device__ inline void copy_for_all(StaticRing& ring, const Layer* all, int layers, const Owned& own, int lane) {
+#pragma unroll 1
+    for (int i = 0; i < layers; ++i) {
+        const Layer layer = all[i];
+        ring.fill<HIDDEN>(1, lane, [&](int) { return layer.input_norm; });
+        ring.fill<HIDDEN>(own.qkv.count, lane, [&](int j) {
+            const int row = own.qkv.first + j;
+            if (row < Q_WIDTH) return layer.q + static_cast<int64_t>(row) * HIDDEN;
+            if (row < Q_WIDTH + KV_WIDTH) return layer.k + static_cast<int64_t>(row - Q_WIDTH) * HIDDEN;
+            return layer.v + static_cast<int64_t>(row - Q_WIDTH - KV_WIDTH) * HIDDEN;
+        });
+        ring.fill<Q_WIDTH>(own.wide.count, lane, [&](int j) {
+            return layer.output + static_cast<int64_t>(own.wide.first + j) * Q_WIDTH;
+        });
+        ring.fill<HIDDEN>(1 + own.router.count, lane, [&](int j) {
+            return j == 0 ? layer.inner_norm : layer.router + static_cast<int64_t>(own.router.first) * HIDDEN;
+        });
+    }
+}
+
+// By a whole warp: the best of all logits, lane c having expert c of them and its logit; of equal ones the first counts.
+// A lane has looked at four logits.
+struct Choice {
+    int expert = 0;
+    float logit = 0.0f, logits[4];
+
+    __device__ Choice(const uint64_t* words, uint32_t flag, int lane) {
+        uint32_t key[4];
+        receive<false, 4>(flag, [&](int i) { return words + 4 * lane + 2 * i; }, [&](int i, uint64_t word) {
+            logits[i] = number(word) + 0.0f;  // one zero
+            const uint32_t bits = __float_as_uint(logits[i]);
+            key[i] = bits >> 31 ? ~bits : bits | 1u << 31;
+        });
+#pragma unroll 1
+        for (int c = 0; c < CHOSEN; ++c) {
+            const uint32_t best = __reduce_max_sync(~0u, max(max(key[0], key[1]), max(key[2], key[3])));
+            int mine = EXPERTS - 1;
+#pragma unroll
+            for (int i = 3; i >= 0; --i) mine = key[i] == best ? 4 * lane + i : mine;
+            const int found = static_cast<int>(__reduce_min_sync(~0u, static_cast<uint32_t>(mine)));
+            if (lane == c) {
+                expert = found;
+                logit = __uint_as_float(best >> 31 ? best & ~(1u << 31) : ~best);
+            }
+#pragma unroll
+            for (int i = 0; i < 4; ++i) key[i] = found == 4 * lane + i ? 0 : key[i];
+        }
+    }
+    __device__ float weight(bool normalise, float scale, int lane) const {
+        const float best = __shfl_sync(~0u, logit, 0);
+        const float odds = lane < CHOSEN ? __expf(logit - best) : 0.0f;
+        float all = odds;
+        if (!normalise) {
+            all = 0.0f;
+#pragma unroll
+            for (int i = 0; i < 4; ++i) all += __expf(logits[i] - best);
+        }
+        return __fdividef(odds * scale, warp_sum(all));
+    }
+};
+
+// Gate and up of an inner value lie one behind the other; down's rows expert after expert.
+__device__ inline void copy_experts(ExpertRing& ring, const Layer* all, int layers, const Owned& own, uint32_t attended,
+                                    const uint64_t* own_words, const uint64_t* words, int lane) {
+    wait_for_predecessor();
+    uint32_t flag = *reinterpret_cast<const volatile uint32_t*>(words);
+    const int first = 2 * own.inner.first, last = first + 2 * own.inner.count - 1;
+#pragma unroll 1
+    for (int i = 0; i < layers; ++i) {
+        ++flag;
+        const uint16_t *const gate = all[i].gate, *const up = all[i].up, *const down = all[i].down;
+        barrier_wait(attended, i % 2);  // the ring's memory is attention's until then
+        const Choice choice(own_words + AT_LOGITS, flag, lane);
+        const int low = __shfl_sync(~0u, choice.expert, first / INNER), high = __shfl_sync(~0u, choice.expert, last / INNER);
+        ring.fill<HIDDEN>(4 * own.inner.count, lane, [&](int j) {
+            const int value = first + j / 2;
+            const int64_t row = (value / INNER == first / INNER ? low : high) * static_cast<int64_t>(INNER) + value % INNER;
+            return (j % 2 ? up : gate) + row * HIDDEN;
+        });
+#pragma unroll 1
+        for (int c = 0; c < CHOSEN; ++c) {
+            const int64_t row = __shfl_sync(~0u, choice.expert, c) * static_cast<int64_t>(HIDDEN) + own.wide.first;
+            ring.fill<INNER>(own.wide.count, lane, [&](int j) { return down + (row + j) * INNER; });
+        }
+    }
+}
+
+// By every lane that has a row: the row's new sum of the residual stream, told to all blocks by pairs.
+__device__ inline void tell(float value, int row, int first, uint64_t* copies, uint32_t flag) {
+    const uint64_t word = two_numbers(value, __shfl_down_sync(__activemask(), value, 1), flag);
+    uint64_t* to = copies + (first + row) / 2;
+#pragma unroll
+    for (int c = 0; c < COPIES; ++c) {
+        if (row % 2 == 0) store_word(to + c * COPY_WORDS, word);
+    }
+}
+
+// What is the same in all layers would be computed once, and kept in registers that the layers need.
+#define FORGET \
+    asm volatile("" : "+r"(lane), "+r"(warp), "+r"(thread), "+l"(own_words), "+l"(copies));
+
+}  // namespace
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+moe_decoder_layers(const int32_t* counts, const void* table, const float* x, float* y, const float* inv_freq,
+                   const int32_t* row_slot, const int32_t* slots, uint64_t* words, int32_t layers, int32_t page_tokens,
+                   int32_t slot_stride, int32_t table_offset, float eps, float head_eps, float scale, float rope_scale,
+                   int32_t normalise, float route_scale) {
+    extern __shared__ __align__(128) unsigned char raw[];
+    __shared__ uint64_t barriers[2 * STATIC_STAGES + 2 * EXPERT_STAGES + 1];
+    unsigned char* const expert_stages = raw + StaticRing::SIZE;
+    Shared& shared = *reinterpret_cast<Shared*>(raw + (StaticRing::SIZE + ExpertRing::SIZE + 127) / 128 * 128);
+    const Layer* const all = static_cast<const Layer*>(table);
+    int thread = threadIdx.x, warp = thread / WARP, lane = thread % WARP;
+    StaticRing fixed{shared_address(raw), shared_address(barriers), shared_address(barriers + STATIC_STAGES)};
+    ExpertRing chosen{shared_address(expert_stages), shared_address(barriers + 2 * STATIC_STAGES),
+                      shared_address(barriers + 2 * STATIC_STAGES + EXPERT_STAGES)};
+    const uint32_t attended = shared_address(barriers + 2 * STATIC_STAGES + 2 * EXPERT_STAGES);
+    if (thread == 0) {
+        barrier_init(attended, WARPS);
+        fixed.begin();
+        chosen.begin();
+    }
+    __syncthreads();
+    const Owned own = owned();
+    uint64_t* const qkv_words = words + AT_QKV;
+    uint64_t* copies = words + AT_COPIES;
+    const uint64_t* own_words = copies + static_cast<int64_t>(blockIdx.x % COPIES) * COPY_WORDS;
+    if (warp >= WARPS) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        if (warp == FOR_ALL) copy_for_all(fixed, all, layers, own, lane);
+        if (warp == FOR_EXPERTS) copy_experts(chosen, all, layers, own, attended, own_words, words, lane);
+        return;
+    }
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+    wait_for_predecessor();
+    uint32_t flag = *reinterpret_cast<const volatile uint32_t*>(words);
+    const bool live = counts[ATLAS_TOKENS] > 0;  // else nothing is written that anybody reads
+    const int32_t* slot = slots + static_cast<int64_t>(row_slot[0]) * slot_stride;
+    const int known = slot[ATLAS_POSITION], splits = splits_of(known), split = blockIdx.x / KV_HEADS;
+    const bool attends = split < splits;
+    const int each = ((known + splits - 1) / splits + TOKENS - 1) / TOKENS * TOKENS, begin = min(known, split * each);
+    const Attention attention{shared.attention, expert_stages, slot + table_offset, page_tokens,
+                              static_cast<int>(blockIdx.x % KV_HEADS), known, begin, min(known, begin + each),
+                              live && split == splits - 1};
+    const int first_token = begin + warp * TOKENS;
+    const int64_t first_element = attends && first_token < attention.end ? attention.element(first_token) : 0;
+    if (attends) {
+        if (thread < PAIRS) {
+            float2& turn = shared.attention.turn[thread];
+            rotation(known, inv_freq[thread], rope_scale, turn.x, turn.y);
+        }
+        attention.fetch(first_token, first_element, all[0].cache, warp, lane);
+    }
+    // Of warp 0, lane r: the residual stream at row r of the block's.
+    float residual = lane < own.wide.count ? x[own.wide.first + lane] : 0.0f;
+    sync_consumers();
+
+#pragma unroll 1
+    for (int i = 0; i < layers; ++i) {
+        ++flag;
+        uint32_t *const vector = shared.vector[warp], *const plain = shared.plain[warp];
+        float(&sums)[SUM_ROWS] = shared.sums[warp];
+        FORGET
+        {
+            uint32_t norm[EACH];
+            const uint32_t norm_row = fixed.row<HIDDEN>(0) + 2 * (warp * HIDDEN_CHUNK + 4 * lane);
+#pragma unroll
+            for (int j = 0; j < EACH; j += 2) {
+                asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];"
+                             : "=r"(norm[j]), "=r"(norm[j + 1]) : "r"(norm_row + 4 * WARP * j) : "memory");
+            }
+            fixed.release(1, lane);
+            Tile<HIDDEN_CHUNK / 16> ahead[QKV_AHEAD];
+#pragma unroll
+            for (int n = 0; n < QKV_AHEAD; ++n) {
+                ahead[n].load(fixed.row<HIDDEN>(lane % 8) + 2 * warp * HIDDEN_CHUNK, lane);
+                fixed.release(4, lane);
+            }
+            auto take = [&](int j, float first, float second) {
+                const int at = fragment_place(j / 2 * 2 * WARP + 2 * lane + j % 2);
+                plain[at] = pack(first, second);
+                vector[at] = pack(first * widen(static_cast<uint16_t>(norm[j])),
+                                  second * widen(static_cast<uint16_t>(norm[j] >> 16)));
+            };
+            const int chunk = warp * (HIDDEN_CHUNK / 2) + 2 * lane;
+            if (i == 0) {
+#pragma unroll
+                for (int j = 0; j < EACH; ++j) {
+                    const float* from = x + 2 * (chunk + j / 2 * 2 * WARP + j % 2);
+                    take(j, from[0], from[1]);
+                }
+            } else {
+                receive<true, EACH>(flag - 1, [&](int j) { return own_words + AT_HIDDEN + chunk + j * 2 * WARP; },
+                                    [&](int j, uint64_t word) { take(j, first_number(word), second_number(word)); });
+            }
+            __syncwarp();
+            float acc[QKV_AHEAD][4] = {}, square[4] = {};
+            multiply(ahead, acc, vector, lane);
+#pragma unroll
+            for (int n = 0; n < QKV_AHEAD; ++n) keep(sums, 8 * n, acc[n], lane);
+#pragma unroll
+            for (int s = 0; s < HIDDEN_CHUNK / 16; ++s) {
+                const uint2 pair = *reinterpret_cast<const uint2*>(plain + 8 * s + lane % 4 * 2);
+                mma(square, pair.x, 0, pair.y, 0, pair.x, pair.y);
+            }
+            if (lane == 0) shared.squares[warp] = square[0];
+#pragma unroll 1
+            for (int n = QKV_AHEAD; 8 * n < own.qkv.count; ++n) {
+                const int rows = min(8, own.qkv.count - 8 * n);
+                Tile<HIDDEN_CHUNK / 16> tile[1];
+                tile[0].load(fixed.row<HIDDEN>(min(lane % 8, rows - 1)) + 2 * warp * HIDDEN_CHUNK, lane);
+                fixed.release((rows + 1) / 2, lane);
+                float one[1][4] = {};
+                multiply(tile, one, vector, lane);
+                keep(sums, 8 * n, one[0], lane);
+            }
+            if (gathered(warp, 2)) {
+                float all_squares = 0.0f;
+#pragma unroll
+                for (int w = 0; w < WARPS; ++w) all_squares += shared.squares[w];
+                const float by = rsqrtf(all_squares * (1.0f / HIDDEN) + eps);
+#pragma unroll 1
+                for (int r = lane; r < own.qkv.count; r += WARP) {
+                    send(qkv_words + own.qkv.first + r, __float_as_uint(sum_of(shared.sums, r) * by), flag);
+                }
+            }
+        }
+        FORGET
+        if (attends) {
+            uint16_t* const cache = all[i].cache;
+            const HeadNorms norms{all[i].q_norm, all[i].k_norm, head_eps};
+            attention.receive(qkv_words, flag, norms, cache, scale * LOG2E, warp, lane);
+            sync_consumers();
+            attention.attend(cache, thread, warp, lane, [&](int e, uint32_t bits, float top, float total) {
+                const int group = split * KV_HEADS + attention.kv_head;
+                send(words + AT_PARTS + group * GROUP_PAIRS + e, bits, flag);
+                if (e % PAIRS < 2) {
+                    send(words + AT_TOPS + 2 * (group * GROUP + e / PAIRS) + e % PAIRS,
+                         __float_as_uint(e % PAIRS == 0 ? top : total), flag);
+                }
+            });
+            const int until = GROUP_PAIRS * (split + 1) / splits;
+#pragma unroll 1
+            for (int e = GROUP_PAIRS * split / splits + thread; e < until; e += CONSUMERS) {
+                const int pair = attention.kv_head * GROUP_PAIRS + e;
+                const uint32_t bits = join<Q_HEADS * PAIRS, 2 * Q_HEADS>(
+                    words + AT_PARTS + pair, words + AT_TOPS + 2 * (pair / PAIRS), flag, splits);
+#pragma unroll
+                for (int c = 0; c < COPIES; ++c) send(copies + c * COPY_WORDS + AT_ATTENDED + pair, bits, flag);
+            }
+            publish_shared();  // the copies of experts come behind what was written here
+        }
+        __syncwarp();
+        if (lane == 0) barrier_arrive(attended);
+        FORGET
+        {
+            constexpr int STEPS = HEADS_CHUNK / 16;
+            Tile<STEPS> ahead[WIDE_TILES];
+#pragma unroll
+            for (int n = 0; n < WIDE_TILES; ++n) {
+                const int rows = min(8, own.wide.count - 8 * n);
+                ahead[n].load(fixed.row<Q_WIDTH>(min(lane % 8, rows - 1)) + 2 * warp * HEADS_CHUNK, lane);
+                fixed.release(rows, lane);
+            }
+            receive<false, HEADS_CHUNK / 2 / WARP>(
+                flag,
+                [&](int j) { return own_words + AT_ATTENDED + warp * (HEADS_CHUNK / 2) + 2 * lane + j * 2 * WARP; },
+                [&](int j, uint64_t word) {
+                    vector[fragment_place(j / 2 * 2 * WARP + 2 * lane + j % 2)] = static_cast<uint32_t>(word);
+                });
+            __syncwarp();
+            float acc[WIDE_TILES][4] = {};
+            multiply(ahead, acc, vector, lane);
+#pragma unroll
+            for (int n = 0; n < WIDE_TILES; ++n) keep(sums, 8 * n, acc[n], lane);
+            if (gathered(warp, 3) && lane < own.wide.count) {
+                residual += sum_of(shared.sums, lane);
+                tell(residual, lane, own.wide.first, copies + AT_MIDDLE, flag);
+            }
+        }
+        FORGET
+        float by = 0.0f;  // of warp 0: the factor of the norm
+        {
+            uint32_t norm[EACH], router[EACH];
+            const uint32_t at = 2 * (warp * HIDDEN_CHUNK + 4 * lane);
+            const uint32_t norm_row = fixed.row<HIDDEN>(0) + at, router_row = fixed.row<HIDDEN>(1) + at;
+#pragma unroll
+            for (int j = 0; j < EACH; j += 2) {
+                asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];"
+                             : "=r"(norm[j]), "=r"(norm[j + 1]) : "r"(norm_row + 4 * WARP * j) : "memory");
+                asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];"
+                             : "=r"(router[j]), "=r"(router[j + 1]) : "r"(router_row + 4 * WARP * j) : "memory");
+            }
+            fixed.release(1, lane);
+            float logit = 0.0f, squares = 0.0f;
+            receive<true, EACH>(
+                flag, [&](int j) { return own_words + AT_MIDDLE + warp * (HIDDEN_CHUNK / 2) + 2 * lane + j * 2 * WARP; },
+                [&](int j, uint64_t word) {
+                    float first = first_number(word), second = second_number(word);
+                    squares = fmaf(first, first, fmaf(second, second, squares));
+                    first *= widen(static_cast<uint16_t>(norm[j]));
+                    second *= widen(static_cast<uint16_t>(norm[j] >> 16));
+                    logit = fmaf(first, widen(static_cast<uint16_t>(router[j])), logit);
+                    logit = fmaf(second, widen(static_cast<uint16_t>(router[j] >> 16)), logit);
+                    vector[fragment_place(j / 2 * 2 * WARP + 2 * lane + j % 2)] = pack(first, second);
+                });
+            logit = warp_sum(logit);
+            squares = warp_sum(squares);
+            if (lane == 0) shared.middle[warp] = make_float2(logit, squares);
+            if (gathered(warp, 4)) {
+                logit = squares = 0.0f;
+#pragma unroll
+                for (int w = 0; w < WARPS; ++w) {
+                    const float2 part = shared.middle[w];
+                    logit += part.x;
+                    squares += part.y;
+                }
+                by = rsqrtf(squares * (1.0f / HIDDEN) + eps);
+                if (lane < COPIES && own.router.count > 0) {
+                    send(copies + lane * COPY_WORDS + AT_LOGITS + own.router.first, __float_as_uint(logit * by), flag);
+                }
+            }
+        }
+        FORGET
+        float weight = 0.0f;  // of warp 0, lane c: that of choice c
+        if (warp == 0) weight = Choice(own_words + AT_LOGITS, flag, lane).weight(normalise, route_scale, lane);
+        {
+            const int rows = 4 * own.inner.count;
+            int released = 0;
+#pragma unroll 1
+            for (int first = 0; first < rows; first += 8) {
+                const int count = min(8, rows - first);
+                Tile<HIDDEN_CHUNK / 16> tile[1];
+                tile[0].load(chosen.row<HIDDEN>(first - 3 * released + min(lane % 8, count - 1)) + 2 * warp * HIDDEN_CHUNK,
+                             lane);
+                const int whole = first + 8 >= rows ? (rows + 2) / 3 : (first + 8) / 3;
+                chosen.release(whole - released, lane);
+                released = whole;
+                float acc[1][4] = {};
+                multiply(tile, acc, vector, lane);
+                keep(sums, first, acc[0], lane);
+            }
+            if (gathered(warp, 5)) {
+                const int word = min(lane, own.inner.count - 1);
+                float row[4] = {};
+#pragma unroll
+                for (int w = 0; w < WARPS; ++w) {
+                    const float4 four = *reinterpret_cast<const float4*>(&shared.sums[w][4 * word]);
+                    row[0] += four.x, row[1] += four.y, row[2] += four.z, row[3] += four.w;
+                }
+#pragma unroll
+                for (int r = 0; r < 4; ++r) row[r] *= by;
+                const float part = __shfl_sync(~0u, weight, (own.inner.first + word) / (INNER / 2));
+                const uint32_t bits = pack(__fdividef(row[0], 1.0f + __expf(-row[0])) * row[1] * part,
+                                           __fdividef(row[2], 1.0f + __expf(-row[2])) * row[3] * part);
+                if (lane < own.inner.count) {
+#pragma unroll
+                    for (int c = 0; c < COPIES; ++c) {
+                        send(copies + c * COPY_WORDS + AT_INNER + own.inner.first + lane, bits, flag);
+                    }
+                }
+            }
+        }
+        FORGET
+        {
+            constexpr int STEPS = INNER_CHUNK / 16, WORDS = INNER_CHUNK / 2;
+            Tile<STEPS> ahead[DOWN_AHEAD][WIDE_TILES];
+            auto load = [&](Tile<STEPS> (&tiles)[WIDE_TILES]) {
+#pragma unroll
+                for (int n = 0; n < WIDE_TILES; ++n) {
+                    const int rows = min(8, own.wide.count - 8 * n);
+                    tiles[n].load(chosen.row<INNER>(min(lane % 8, rows - 1)) + 2 * warp * INNER_CHUNK, lane);
+                    chosen.release(1, lane);
+                }
+            };
+#pragma unroll
+            for (int c = 0; c < DOWN_AHEAD; ++c) load(ahead[c]);
+            receive<false, CHOSEN * WORDS / WARP>(
+                flag,
+                [&](int j) {
+                    const int at = 2 * lane + j * 2 * WARP;  // of the warp's chunks, expert after expert
+                    return own_words + AT_INNER + at / WORDS * (INNER / 2) + warp * WORDS + at % WORDS;
+                },
+                [&](int j, uint64_t word) {
+                    vector[fragment_place(j / 2 * 2 * WARP + 2 * lane + j % 2)] = static_cast<uint32_t>(word);
+                });
+            __syncwarp();
+            float acc[WIDE_TILES][4] = {};
+#pragma unroll
+            for (int c = 0; c < DOWN_AHEAD; ++c) multiply(ahead[c], acc, vector + c * WORDS, lane);
+#pragma unroll 1
+            for (int c = DOWN_AHEAD; c < CHOSEN; ++c) {
+                Tile<STEPS> tiles[WIDE_TILES];
+                load(tiles);
+                multiply(tiles, acc, vector + c * WORDS, lane);
+            }
+#pragma unroll
+            for (int n = 0; n < WIDE_TILES; ++n) keep(sums, 8 * n, acc[n], lane);
+            sync_consumers();
+            if (warp == 0 && lane < own.wide.count) {
+                residual += sum_of(shared.sums, lane);
+                tell(residual, lane, own.wide.first, copies + AT_HIDDEN, flag);
+            }
+            if (attends && i + 1 < layers) attention.fetch(first_token, first_element, all[i + 1].cache, warp, lane);
+        }
+    }
+    if (warp == 0 && lane < own.wide.count) y[own.wide.first + lane] = residual;
+    if (blockIdx.x == 0 && thread == 0) *reinterpret_cast<volatile uint32_t*>(words) = flag;
+}

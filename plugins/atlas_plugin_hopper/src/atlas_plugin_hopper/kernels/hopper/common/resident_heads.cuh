@@ -1,0 +1,270 @@
+// Attention of one token within a resident launch, of heads of which queries and keys are normalised: a block takes a part
+// of the keys of one key head, whose query heads are rows of tensor-core products (flash decoding; Dao et al., 2023), and
+// then puts an equal share of that key head's elements together from the parts of all blocks.
+#pragma once
+#include "weight_ring.cuh"
+
+namespace atlas {
+
+constexpr int GROUP = Q_HEADS / KV_HEADS, PAIRS = HEAD_DIM / 2, GROUP_PAIRS = GROUP * PAIRS;
+constexpr int Q_WIDTH = Q_HEADS * HEAD_DIM, KV_WIDTH = KV_HEADS * HEAD_DIM;
+constexpr int MAX_SPLITS = 33, AT_ONCE = 4;
+constexpr int TOKENS = 16, PASS = WARPS * TOKENS;  // tokens of a warp, of a block at once
+constexpr int KEY_PITCH = 2 * HEAD_DIM + 16, KEY_TILE = TOKENS * KEY_PITCH;
+constexpr int TILES_BYTES = WARPS * 2 * KEY_TILE, SUMS_BYTES = WARPS * GROUP * HEAD_DIM * 4;
+static_assert(GROUP == 8 && WARPS == 8 && PAIRS == 2 * WARP, "a warp normalises a query head, four elements a lane");
+
+struct AttentionRoom {
+    float key[HEAD_DIM], value[HEAD_DIM];
+    float2 turn[PAIRS];  // sine and cosine of the new token's position
+    float top[GROUP][WARPS + 1], total[GROUP][WARPS], best[GROUP];
+    uint16_t query[GROUP][HEAD_DIM + 8];
+};
+
+// Parts into which the keys of `known` tokens are divided: one pass of a block each, as far as there are blocks.
+__device__ inline int splits_of(int known) {
+    return max(1, min(min(MAX_SPLITS, static_cast<int>(gridDim.x) / KV_HEADS), (known + PASS - 1) / PASS));
+}
+
+// Norms of heads, and the words in which blocks hand on queries, keys and values, and parts.
+struct HeadNorms {
+    const uint16_t *q, *k;
+    float eps;
+};
+
+struct Attention {
+    AttentionRoom& room;
+    unsigned char* space;  // keys and values, then sums: TILES_BYTES, which somebody else uses between two layers
+    const int32_t* pages;  // of the slot
+    int page_tokens, kv_head, known, begin, end;
+    bool newest;  // whether the new token is this block's
+
+    // Where a token of this key head lies in a layer's pages.
+    __device__ int64_t element(int token) const {
+        const int64_t page = pages[token / page_tokens];
+        return page_element(page, 0, kv_head, token % page_tokens, KV_HEADS, page_tokens, HEAD_DIM);
+    }
+    __device__ int64_t to_values() const { return static_cast<int64_t>(KV_HEADS) * page_tokens * HEAD_DIM; }
+
+    // This warp's keys and values from `token` on, in the background; those that are not there become zeros. `at`: its
+    // element(token).
+    __device__ void fetch(int token, int64_t first, const uint16_t* cache, int warp, int lane) const {
+        if (token < end) {
+            const uint16_t* from = cache + first;
+            const uint32_t to = shared_address(space) + warp * 2 * KEY_TILE;
+#pragma unroll 4
+            for (int j = 0; j < TOKENS * HEAD_DIM / 8 / WARP; ++j) {
+                const int row = (j * WARP + lane) / (HEAD_DIM / 8), piece = (j * WARP + lane) % (HEAD_DIM / 8);
+                const uint32_t at = to + row * KEY_PITCH + piece * 16;
+                const uint16_t* source = from + row * HEAD_DIM + piece * 8;
+                copy_async(at, source, token + row < end);
+                copy_async(at + KEY_TILE, source + to_values(), token + row < end);
+            }
+        }
+        commit_copies();
+    }
+
+    // Queries of this key head, and where they are this block's the new key and value: a warp a head, normalised and
+    // rotated; the last two are written to their page.
+    __device__ void receive(const uint64_t* words, uint32_t flag, const HeadNorms& norms, uint16_t* cache, float scale,
+                            int warp, int lane) const {
+#pragma unroll 1
+        for (int h = warp; h < GROUP + (newest ? 2 : 0); h += WARPS) {
+            const bool is_query = h < GROUP, is_value = h == GROUP + 1;
+            const uint16_t* weight = (is_query ? norms.q : norms.k) + lane;
+            const uint64_t* from = words + lane +
+                                   (is_query ? (kv_head * GROUP + h) * HEAD_DIM
+                                             : Q_WIDTH + (is_value ? KV_WIDTH : 0) + kv_head * HEAD_DIM);
+            float w[4], x[4];  // elements lane, lane + 32, ...
+#pragma unroll
+            for (int j = 0; j < 4; ++j) w[j] = widen(weight[j * WARP]);
+            uint64_t word[4];
+            int turns = 0;
+            bool all;
+            do {
+                all = true;
+#pragma unroll
+                for (int j = 0; j < 4; ++j) word[j] = look(from + j * WARP);
+#pragma unroll
+                for (int j = 0; j < 4; ++j) all = all && fresh(word[j], flag);
+                lose_patience(turns);
+            } while (!all);
+            float squares = 0.0f;
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                x[j] = number(word[j]);
+                squares = fmaf(x[j], x[j], squares);
+            }
+            squares = warp_sum(squares);
+            const float by = is_value ? 1.0f : rsqrtf(squares * (1.0f / HEAD_DIM) + norms.eps);
+#pragma unroll
+            for (int j = 0; j < 4; ++j) x[j] *= is_value ? 1.0f : by * w[j];
+#pragma unroll
+            for (int p = 0; p < 2; ++p) {
+                const float2 turn = is_value ? make_float2(0.0f, 1.0f) : room.turn[p * WARP + lane];
+                const float first = x[p] * turn.y - x[p + 2] * turn.x, second = x[p + 2] * turn.y + x[p] * turn.x;
+                const int at = p * WARP + lane;
+                if (is_query) {
+                    room.query[h][at] = narrow(first * scale);
+                    room.query[h][at + PAIRS] = narrow(second * scale);
+                    continue;
+                }
+                float* to = (is_value ? room.value : room.key) + at;
+                to[0] = first;
+                to[PAIRS] = second;
+                uint16_t* page = cache + element(known) + (is_value ? to_values() : 0) + at;
+                page[0] = narrow(first);
+                page[PAIRS] = narrow(second);
+            }
+        }
+    }
+
+    // What this block finds; send(pair of the group's, its two elements, highest score, sum of weights) tells it.
+    template <class Send>
+    __device__ void attend(const uint16_t* cache, int thread, int warp, int lane, Send send) const {
+        // Heads are rows g of products, g = lane / 4; a lane has tokens, and then elements, 2t and 2t + 1 of 8.
+        const int g = lane / 4, t = lane % 4;
+        const uint32_t keys = shared_address(space) + warp * 2 * KEY_TILE;
+        float top = -INFINITY, total = 0.0f, sum[HEAD_DIM / 8][4] = {};
+#pragma unroll 1
+        for (int token = begin + warp * TOKENS; token < end; token += PASS) {
+            const int next = token + PASS;
+            const int64_t where = next < end ? element(next) : 0;
+            wait_copies<0>();
+            __syncwarp();
+            float score[2][4] = {};
+#pragma unroll
+            for (int k = 0; k < HEAD_DIM; k += 16) {
+                const uint32_t* query = reinterpret_cast<const uint32_t*>(&room.query[g][k + 2 * t]);
+                uint32_t b[4];
+                load_matrix(b, keys + (lane % 8 + lane / 16 * 8) * KEY_PITCH + 2 * (k + lane / 8 % 2 * 8));
+                mma(score[0], query[0], 0, query[4], 0, b[0], b[1]);
+                mma(score[1], query[0], 0, query[4], 0, b[2], b[3]);
+            }
+            float best = top;
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                float& one = score[j / 2][j % 2];
+                if (token + j / 2 * 8 + 2 * t + j % 2 >= end) one = -INFINITY;
+                best = fmaxf(best, one);
+            }
+            best = fmaxf(best, __shfl_xor_sync(~0u, best, 1));
+            best = fmaxf(best, __shfl_xor_sync(~0u, best, 2));
+            const float old = exp2f(top - best);
+            top = best;
+            total *= old;
+            float p[4];
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                p[j] = exp2f(score[j / 2][j % 2] - best);
+                total += p[j];
+            }
+            const uint32_t a0 = pack(p[0], p[1]), a2 = pack(p[2], p[3]);
+#pragma unroll
+            for (int d = 0; d < HEAD_DIM; d += 16) {
+                uint32_t b[4];
+                const int row = lane % 8 + lane / 8 % 2 * 8;
+                load_matrix_transposed(b, keys + KEY_TILE + row * KEY_PITCH + 2 * (d + lane / 16 * 8));
+#pragma unroll
+                for (int n = 0; n < 2; ++n) {
+                    float (&acc)[4] = sum[d / 8 + n];
+                    acc[0] *= old;
+                    acc[1] *= old;
+                    mma(acc, a0, 0, a2, 0, b[2 * n], b[2 * n + 1]);
+                }
+            }
+            __syncwarp();
+            fetch(next, where, cache, warp, lane);
+        }
+        total += __shfl_xor_sync(~0u, total, 1);
+        total += __shfl_xor_sync(~0u, total, 2);
+        if (t == 0) room.top[g][warp] = top;
+        if (newest) {  // a warp a head: the new key
+            float score = 0.0f;
+#pragma unroll
+            for (int d = lane; d < HEAD_DIM; d += WARP) score = fmaf(widen(room.query[warp][d]), room.key[d], score);
+            score = warp_sum(score);
+            if (lane == 0) room.top[warp][WARPS] = score;
+        } else if (lane == 0) {
+            room.top[warp][WARPS] = -INFINITY;
+        }
+        wait_copies<0>();
+        sync_consumers();  // nobody needs keys and values any more: sums take their place
+        float* const parts = reinterpret_cast<float*>(space);
+        float best = -INFINITY;
+#pragma unroll
+        for (int w = 0; w <= WARPS; ++w) best = fmaxf(best, room.top[g][w]);
+        const float factor = best == -INFINITY ? 0.0f : exp2f(top - best);
+#pragma unroll
+        for (int n = 0; n < HEAD_DIM / 8; ++n) {
+            *reinterpret_cast<float2*>(parts + (warp * GROUP + g) * HEAD_DIM + 8 * n + 2 * t) =
+                make_float2(sum[n][0] * factor, sum[n][1] * factor);
+        }
+        if (t == 0) room.total[g][warp] = total * factor;
+        if (warp == 0 && t == 0) room.best[g] = best;
+        sync_consumers();
+#pragma unroll 1
+        for (int e = thread; e < GROUP_PAIRS; e += CONSUMERS) {
+            const int h = e / PAIRS, pair = e % PAIRS;
+            const float highest = room.best[h];
+            const float last = newest ? exp2f(room.top[h][WARPS] - highest) : 0.0f;
+            float sure = last, a = last * room.value[2 * pair], b = last * room.value[2 * pair + 1];
+            if (!newest) a = b = 0.0f;  // there is no value
+#pragma unroll
+            for (int w = 0; w < WARPS; ++w) {
+                sure += room.total[h][w];
+                const float2 part =
+                    *reinterpret_cast<const float2*>(parts + (w * GROUP + h) * HEAD_DIM + 2 * pair);
+                a += part.x;
+                b += part.y;
+            }
+            const float by = sure > 0.0f ? __fdividef(1.0f, sure) : 0.0f;
+            send(e, pack(a * by, b * by), highest, sure);
+        }
+    }
+};
+
+// A pair of elements put together from the parts of all blocks: of part s the elements are at parts[s * PART_APART], the
+// highest score and the sum of weights at tops[s * TOP_APART].
+template <int PART_APART, int TOP_APART>
+__device__ inline uint32_t join(const uint64_t* parts, const uint64_t* tops, uint32_t flag, int splits) {
+    float best = -INFINITY, sure = 0.0f, a = 0.0f, b = 0.0f;
+#pragma unroll 1
+    for (int first = 0; first < splits; first += AT_ONCE) {
+        uint64_t part[AT_ONCE], top[AT_ONCE], total[AT_ONCE];
+        bool all;
+        int turns = 0;
+        do {
+            all = true;
+#pragma unroll
+            for (int s = 0; s < AT_ONCE; ++s) {
+                part[s] = top[s] = total[s] = static_cast<uint64_t>(flag) << 32;
+                if (first + s >= splits) continue;
+                part[s] = look(parts + (first + s) * PART_APART);
+                look2(tops + (first + s) * TOP_APART, top[s], total[s]);
+            }
+#pragma unroll
+            for (int s = 0; s < AT_ONCE; ++s) {
+                all = all && fresh(part[s], flag) && fresh(top[s], flag) && fresh(total[s], flag);
+            }
+            lose_patience(turns);
+        } while (!all);
+        float above = best;
+#pragma unroll
+        for (int s = 0; s < AT_ONCE; ++s) above = first + s < splits ? fmaxf(above, number(top[s])) : above;
+        const float old = exp2f(best - above);
+        best = above;
+        sure *= old, a *= old, b *= old;
+#pragma unroll
+        for (int s = 0; s < AT_ONCE; ++s) {
+            const float by = first + s < splits ? number(total[s]) * exp2f(number(top[s]) - best) : 0.0f;
+            sure += by;
+            a = fmaf(by, widen(static_cast<uint16_t>(part[s])), a);
+            b = fmaf(by, widen(static_cast<uint16_t>(part[s] >> 16)), b);
+        }
+    }
+    const float by = __fdividef(1.0f, sure);
+    return pack(a * by, b * by);
+}
+
+}  // namespace atlas

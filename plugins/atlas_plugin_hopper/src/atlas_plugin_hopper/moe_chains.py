@@ -1,0 +1,144 @@
+"""All layers of a decoder with mixtures of experts in one launch, for one token."""
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from atlas_core.contracts.backend import Launch
+from atlas_core.contracts.ops import BindContext, KVLayout, OpNeed
+from atlas_core.vocab.dtype import DType
+from atlas_core.vocab.errors import KernelError
+from atlas_core.vocab.kernel import Geometry, LaunchAttrs, f32, i32, ptr
+from atlas_nvidia.implementations.attention import KEY_TILE, kv_layout, other_cache
+from atlas_nvidia.implementations.base import (
+    ELEMENTS,
+    WARP,
+    Implementation,
+    addresses,
+    not_fast,
+    not_stored,
+    other_type,
+)
+from atlas_plugin_hopper.chains import COPIES, SHARED, STATE_WORDS, WORD, links_of
+
+BLOCKS, WARPS = 132, 12
+"""Blocks of a launch, each on a processor of its own, and warps of a block (moe_decoder_layers.cu)."""
+MAX_SPLITS = 33
+"""The most parts of attention (resident_heads.cuh)."""
+WEIGHTS = (
+    "norm_weight", "q_weight", "k_weight", "v_weight", "q_norm", "k_norm", "output_weight", "inner_norm", "router_weight",
+    "gate", "up", "down",
+)  # fmt: skip
+"""Of a link, in the order of the kernel's struct Layer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Of a decoder that an instance of the kernel exists for; ``inner``: of an expert."""
+
+    hidden: int
+    inner: int
+    experts: int
+    top_k: int
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+
+    @property
+    def words(self) -> int:
+        """Words that blocks exchange: queries, keys, values and parts, then copies of what all of them read."""
+        parts = MAX_SPLITS * self.q_heads * (2 + self.head_dim // 2)
+        heads = (self.q_heads + 2 * self.kv_heads) * self.head_dim
+        read = self.hidden + self.q_heads * self.head_dim // 2 + self.experts + self.top_k * self.inner // 2
+        return STATE_WORDS + heads + parts + COPIES * read
+
+
+MODULES = {Sizes(2048, 768, 128, 8, 32, 4, 128): "moe_decoder_layers"}
+"""Module by sizes: Qwen3-30B-A3B."""
+
+
+class MoeDecoderLayers(Implementation):
+    """One block a processor, all of them resident at once: they hand on what they compute through memory."""
+
+    op = name = entry = "moe_decoder_layers"
+    rank = 60
+
+    def __init__(self, element: DType = DType.BF16) -> None:
+        super().__init__(element)
+        suffix = "" if element is DType.BF16 else f"_{element.value}"
+        self.modules = {sizes: f"{module}{suffix}" for sizes, module in MODULES.items()}
+        self.kernels = tuple((module, self.entry) for module in self.modules.values())
+
+    def refusals(self, need: OpNeed) -> list[str]:
+        """See Implementation."""
+        sizes = _sizes(need)
+        reasons = [
+            *not_fast(need, self.element),
+            *other_type(need, DType.F32, "x", "y"),
+            *other_cache(need, self.element),
+        ]
+        if need.activation not in (None, self.element):
+            reasons.append(f"it computes in {self.element.value}, not in {need.activation.value}")
+        if sizes not in self.modules:
+            reasons.append(f"there are kernels for {', '.join(map(str, self.modules))}, not {sizes}")
+        if need.tokens != 1 or need.max_query != 1:
+            reasons.append(f"it takes one token, not {need.tokens}")
+        if need.attrs["window"] > 0:
+            reasons.append(f"attention looks back at {need.attrs['window']} tokens only")
+        if need.attrs["page_tokens"] % KEY_TILE:
+            reasons.append(f"pages of {need.attrs['page_tokens']} tokens are no multiple of {KEY_TILE}")
+        if 2 * need.operands["inv_freq"].shape[0] != sizes.head_dim:
+            reasons.append("it rotates whole heads")
+        if not reasons:
+            named = (f"{name}.{link}" for link in range(links_of(need)) for name in WEIGHTS)
+            reasons += [reason for name in named for reason in not_stored(need, name, self.element.value)][:1]
+        return reasons
+
+    def kv_layouts(self, need: OpNeed) -> Sequence[KVLayout]:
+        """See OpImplementation."""
+        return (kv_layout(need, self.element),)
+
+    def bind(self, need: OpNeed, context: BindContext) -> Sequence[Launch]:
+        """See OpImplementation. It keeps a table of addresses, and the words that blocks exchange.
+
+        Raises KernelError for a machine with too few processors.
+        """
+        if context.workers < BLOCKS:
+            raise KernelError(
+                f"{self.name} has {BLOCKS} blocks that run at once, and this machine {context.workers} processors",
+                why="they wait for one another",
+                cure="serve this model on a machine with more of them",
+            )
+        attrs, sizes, links = need.attrs, _sizes(need), links_of(need)
+        cache = context.operands["cache"]
+        stride = cache.nbytes // need.operands["cache"].shape[0]
+        table = [
+            address
+            for link in range(links)
+            for address in (
+                *(context.operands[f"{name}.{link}"].address for name in WEIGHTS),
+                cache.address + attrs[f"layer.{link}"] * stride,
+            )
+        ]
+        args = [
+            ptr(context.counts), ptr(context.keep(struct.pack(f"<{len(table)}Q", *table))),
+            *addresses(context, "x", "y", "inv_freq", "row_slot", "slots"), ptr(context.keep(bytes(WORD * sizes.words))),
+            i32(links), i32(attrs["page_tokens"]), i32(attrs["slot_stride"]), i32(attrs["table_offset"]),
+            f32(attrs["eps"]), f32(attrs["head_eps"]), f32(attrs["scale"]), f32(attrs["rope_scale"]),
+            i32(int(attrs["normalise"])), f32(attrs["route_scale"]),
+        ]  # fmt: skip
+        geometry = Geometry((BLOCKS, 1, 1), (WARPS * WARP, 1, 1), SHARED)
+        kernel = context.backend.kernel(self.modules[sizes], self.entry)
+        return (context.backend.prepare_launch(kernel, geometry, args, LaunchAttrs(cooperative=True)),)
+
+
+def _sizes(need: OpNeed) -> Sizes:
+    attrs, experts = need.attrs, need.operands["gate.0"].shape
+    return Sizes(
+        experts[2], experts[1], experts[0], attrs["top_k"], attrs["q_heads"], attrs["kv_heads"], attrs["head_dim"]
+    )  # fmt: skip
+
+
+def moe_chains() -> list[MoeDecoderLayers]:
+    """All of them."""
+    return [MoeDecoderLayers(element) for element in ELEMENTS]
