@@ -24,7 +24,7 @@ from typing import Any
 
 import made_up
 import numpy as np
-from floors import report
+from floors import chosen_inside, report
 
 from atlas_core.contracts.declarations import KernelRoot
 from atlas_core.contracts.ops import BindContext, Buffer
@@ -334,6 +334,7 @@ class Bench:
                 ids = np.empty(step.need.operands["experts"].shape, np.int32)
                 self.backend.copy_d2h(operands["experts"].address, ids.data.cast("B"))
                 counts.append(len(np.unique(ids)))
+            counts += chosen_inside(step)
         self.backend.synchronize(self.stream)
         return counts
 
@@ -473,9 +474,7 @@ def main() -> None:
           f"{weights / seconds / 1e12:.2f} TB/s of weights")  # fmt: skip
     distinct = bench.experts(options.context)
     if distinct:
-        print(
-            f"distinct experts a layer: {statistics.mean(distinct):.1f} on average, {min(distinct)} to {max(distinct)}"
-        )
+        print(f"distinct experts a layer: {statistics.mean(distinct):.1f} (mean), {min(distinct)} to {max(distinct)}")
     decode, prefill = bench.unframed[bench.decode], bench.unframed[bench.prefill]
     bench.run(bench.step([[-1]] * bench.batch, bench.reset(options.context)))
     for name in decode.graphs:

@@ -4,10 +4,17 @@
 import statistics
 from collections.abc import Sequence
 
-from atlas_core.model.planner import PlannedSegment
+from atlas_core.model.planner import PlannedSegment, Step
 
 BANDWIDTH = 4.8e12
 """Bytes a second: the data sheet of the H200."""
+
+
+def chosen_inside(step: Step) -> list[int]:
+    """Experts that each layer of a chain for one token reads: it tells nobody which."""
+    attrs = step.need.attrs
+    inside = "top_k" in attrs and "experts" not in step.need.operands
+    return [attrs["top_k"]] * sum(name.startswith("layer.") for name in attrs) if inside else []
 
 
 def report(rows: Sequence[tuple[str, int, float]], segments: Sequence[PlannedSegment], distinct: Sequence[int]) -> None:

@@ -55,6 +55,7 @@ EXPECTED = {
     "atlas_plugin_hopper:skinny_gate_up": {BOXES, ANY_WIDE, EARLY},
     "atlas_plugin_hopper:skinny_qkv": {BOXES, ANY_WIDE, EARLY},
     "atlas_plugin_hopper:decoder_layers": {COPIES, BULK, PRODUCTS, MATRICES},
+    "atlas_plugin_hopper:moe_decoder_layers": {COPIES, BULK, PRODUCTS, MATRICES},
     "paged_decode": {COPIES, PRODUCTS, MATRICES},
     "paged_prefill": {COPIES, PRODUCTS, MATRICES},
 }

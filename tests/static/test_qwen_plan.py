@@ -104,7 +104,9 @@ def planned(request, tmp_path_factory):
 
 def bound(step, backend):
     operands = {name: Buffer(1 << 20, 1 << 40) for name in step.need.operands}
-    context = BindContext(backend, operands, 1 << 12, Buffer(1 << 13, 1 << 30), backend.processors)
+    context = BindContext(
+        backend, operands, 1 << 12, Buffer(1 << 13, 1 << 30), backend.processors, lambda data: 1 << 14
+    )
     return step.implementation.bind(step.need, context)
 
 
@@ -129,6 +131,10 @@ def test_a_decoded_layer_is_few_nodes_and_launches(planned):
             continue
         steps = bucket.segments[0].steps
         layers = MODELS[model]["num_hidden_layers"]
+        if (model, hardware, bucket.bucket.tokens) == ("qwen3-30b-a3b", "hopper", 1):
+            assert [step.need.op for step in steps[1:4]] == ["embed", "moe_decoder_layers", "gather_rows"]
+            assert len(steps[2].replaces) == 17 * layers
+            continue
         period = LAYERS[model]
         nodes = [node for layer in range(layers) for node in period[layer % len(period)]]
         assert [step.need.op for step in steps[2 : 2 + len(nodes)]] == nodes
@@ -143,5 +149,7 @@ def test_experts_are_streamed_for_few_tokens_and_sorted_for_many(planned):
         return
     for bucket in plan.buckets:
         names = {step.implementation.name for step in bucket.segments[0].steps if step.need.op == "moe_experts_add"}
+        if bucket.bucket.tokens == 1 and not names:
+            continue  # all layers are one launch
         assert len(names) == 1
         assert ("streamed" in names.pop()) == (bucket.bucket.tokens <= 64)

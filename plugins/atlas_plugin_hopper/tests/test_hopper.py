@@ -1,13 +1,14 @@
 """Hopper's own implementations: which tiles they choose, what they take, and that launches fit declarations and device."""
 
 import struct
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
-from atlas_core.conformance.decoder import SHAPES, DecoderShape, DenseDecoder, record_decoder
+from atlas_core.conformance.decoder import CHAIN_SHAPES, SHAPES, DecoderShape, DenseDecoder, record_decoder
 from atlas_core.conformance.linear_decoder import LARGE_LINEAR_SHAPES, LinearDecoder, record_linear_decoder
-from atlas_core.contracts.backend import DeviceFacts
+from atlas_core.contracts.backend import DeviceFacts, Launch
 from atlas_core.contracts.declarations import KernelRoot
 from atlas_core.contracts.ops import BindContext, Buffer
 from atlas_core.kernels.scan import scan
@@ -17,6 +18,7 @@ from atlas_core.model.planner import Bucket, Choices, Context, Step, plan
 from atlas_core.ops.primitives import PRIMITIVES
 from atlas_core.runtime.null import NullBackend, NullLaunch
 from atlas_core.vocab.dtype import DType
+from atlas_core.vocab.errors import KernelError
 from atlas_core.vocab.kernel import Arg, Geometry, LaunchAttrs
 from atlas_core.vocab.layout import plain
 from atlas_nvidia.fused import fused_ops
@@ -26,6 +28,8 @@ from atlas_nvidia.launch import Limits, check_arguments, check_geometry
 from atlas_plugin_hopper.chains import Sizes
 from atlas_plugin_hopper.fused import fused_ops as of_hopper
 from atlas_plugin_hopper.implementations import implementations
+from atlas_plugin_hopper.moe_chains import BLOCKS
+from atlas_plugin_hopper.moe_chains import Sizes as MoeSizes
 from atlas_plugin_hopper.prompts import INSTANCES, NARROW, WIDE
 from atlas_plugin_hopper.skinny import GATE_UP_ROWS, LINEAR_ROWS, LINEARS_ROWS, QKV_ROWS
 from atlas_plugin_hopper.tiles import Tiling, tiling
@@ -251,3 +255,56 @@ def test_words_of_all_blocks_have_room() -> None:
     sizes = Sizes(576, 1536, 9, 3, 64)
     each = 576 + 768 + 32 * 9 * 2 + 32 * 9 * 32
     assert sizes.words == 16 + 960 + 4 * each
+
+
+THIRTY = CHAIN_SHAPES[0]
+
+
+@pytest.mark.parametrize("element", ELEMENTS)
+def test_layers_with_experts_are_one_launch_as_well(element: DType) -> None:
+    (chain,) = (step for step in steps(1, element, THIRTY) if step.need.op == "moe_decoder_layers")
+    assert len(chain.replaces) == 17 * THIRTY.layers
+    operands = {name: Buffer(0x10000 * (1 + n), 0x600) for n, name in enumerate(chain.need.operands)}
+    kept: list[bytes] = []
+
+    def bound(workers: int) -> Sequence[Launch]:
+        context = BindContext(
+            CheckingBackend(), operands, 1 << 12, Buffer(1 << 13, 0), workers,
+            lambda data: kept.append(data) or 256 * len(kept),
+        )  # fmt: skip
+        return chain.implementation.bind(chain.need, context)
+
+    (launch,) = bound(132)
+    assert (launch.module, launch.entry) in chain.implementation.kernels
+    assert launch.geometry.grid == (BLOCKS, 1, 1)
+    table, words = kept
+    assert len(words) == 8 * MoeSizes(2048, 768, 128, 8, 32, 4, 128).words == 8 * 104016
+    order = (
+        "norm_weight", "q_weight", "k_weight", "v_weight", "q_norm", "k_norm", "output_weight", "inner_norm",
+        "router_weight", "gate", "up", "down",
+    )  # fmt: skip
+    want = [
+        address
+        for link in range(THIRTY.layers)
+        for address in (*(operands[f"{name}.{link}"].address for name in order), operands["cache"].address + link * 0x300)
+    ]  # fmt: skip
+    assert list(struct.unpack(f"<{len(want)}Q", table)) == want
+    with pytest.raises(KernelError, match="114 processors"):
+        bound(114)
+
+
+@pytest.mark.parametrize(
+    ("shape", "tokens", "reason"),
+    [
+        (THIRTY, 2, "it takes one token, not 2"),
+        (replace(THIRTY, heads=16), 1, "q_heads=16"),
+        (replace(THIRTY, head_dim=64), 1, "head_dim=64"),
+    ],
+)
+def test_other_layers_with_experts_are_refused_with_the_reason(shape: DecoderShape, tokens: int, reason: str) -> None:
+    found = steps(tokens, DType.BF16, shape)
+    assert not any(step.need.op == "moe_decoder_layers" for step in found)
+    told = [
+        each for step in found for c in step.rejected if c.name == "moe_decoder_layers" for each in c.verdict.reasons
+    ]
+    assert any(reason in each for each in told)

@@ -55,6 +55,12 @@ SHAPES = (
     DecoderShape("mixture", 256, 2, 1, 128, 0, 256, 16, layers=1, head_norm=True, mixture=Mixture(24, 4, 96)),
     DecoderShape("shared", 128, 4, 2, 32, 64, 256, 16, layers=1, mixture=Mixture(12, 3, 64, shared=True)),
 )
+CHAIN_SHAPES = (
+    DecoderShape(
+        "thirty", 2048, 32, 4, 128, 0, 256, 64, head_norm=True, mixture=Mixture(128, 8, 768)
+    ),
+)  # fmt: skip
+"""Besides, for chains of layers: kernels of these exist for the sizes of few models."""
 LARGE_SHAPES = (
     DecoderShape("8b", 4096, 32, 8, 128, 14336, 128256, 64, layers=1),
     DecoderShape(

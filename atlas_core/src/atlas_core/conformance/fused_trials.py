@@ -114,26 +114,35 @@ def _case(
 
 
 def _decide(fused: FusedOp, ops: Mapping[str, Op], case: Case, rng: Rng) -> None:
-    """Draw rows anew where rounding could change which experts they choose, or the order of these."""
-    calls = [call.op for call in fused.body]
-    if "moe_route" not in calls:
+    """Draw rows anew where rounding could change which experts they choose, or their order where that is a result."""
+    if not any(call.op == "moe_route" for call in fused.body):
         return
-    route = fused.body[calls.index("moe_route")]
     rows = case.arrays[fused.body[0].operands["x"]]
     unsure = np.arange(len(rows))
     for _ in range(ATTEMPTS):
-        arrays = dict(case.arrays)
-        for call in fused.body[: calls.index("moe_route")]:
-            part = {inner: arrays[outer] for inner, outer in call.operands.items() if outer in arrays}
-            ops[call.op].reference(part, {inner: case.attrs[outer] for inner, outer in call.attrs.items()})
-            arrays.update({outer: part[inner] for inner, outer in call.operands.items()})
-        logits = np.sort(arrays[route.operands["logits"]], axis=-1)[:, ::-1]
-        gaps = -np.diff(logits[:, : case.attrs[route.attrs["top_k"]] + 1], axis=-1)
-        unsure = np.flatnonzero(gaps.min(-1, initial=np.inf) < CLEAR)
+        unsure = np.flatnonzero(_narrowest(fused, ops, case) < CLEAR)
         if not len(unsure):
             return
         rows[unsure] = normal(rng, len(unsure), rows.shape[1])
     raise ValueError(f"{fused.name}: {len(unsure)} rows of {case.label} leave the choice of experts open")
+
+
+def _narrowest(fused: FusedOp, ops: Mapping[str, Op], case: Case) -> Array:
+    """Of each row the least lead of logits that decides, over all choices of the op."""
+    last = max(index for index, call in enumerate(fused.body) if call.op == "moe_route")
+    narrowest = np.full(len(case.arrays[fused.body[0].operands["x"]]), np.inf)
+    arrays = {name: array.copy() if name == "cache" else array for name, array in case.arrays.items()}
+    for call in fused.body[: last + 1]:
+        part = {inner: arrays[outer] for inner, outer in call.operands.items() if outer in arrays}
+        attrs = {inner: case.attrs[outer] for inner, outer in call.attrs.items()}
+        if call.op == "moe_route":
+            logits = np.sort(part["logits"], axis=-1)[:, ::-1]
+            told = call.operands["experts"] in fused.outputs
+            leads = -np.diff(logits[:, 0 if told else attrs["top_k"] - 1 : attrs["top_k"] + 1], axis=-1)
+            narrowest = np.minimum(narrowest, leads.min(-1, initial=np.inf))
+        ops[call.op].reference(part, attrs)
+        arrays.update({outer: part[inner] for inner, outer in call.operands.items()})
+    return narrowest
 
 
 def _live(value: Value, batch: Batch) -> tuple[int, ...]:

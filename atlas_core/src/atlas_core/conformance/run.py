@@ -8,7 +8,7 @@ from statistics import median
 import numpy as np
 
 from atlas_core.conformance.codecs import WeightCodec, plain_codecs
-from atlas_core.conformance.decoder import LARGE_SHAPES, SHAPES, Recorded, record_decoder
+from atlas_core.conformance.decoder import CHAIN_SHAPES, LARGE_SHAPES, SHAPES, Recorded, record_decoder
 from atlas_core.conformance.execution import Execution
 from atlas_core.conformance.fused_trials import fused_trials
 from atlas_core.conformance.linear_decoder import LARGE_LINEAR_SHAPES, LINEAR_SHAPES, record_linear_decoder
@@ -168,8 +168,9 @@ def _op_trials(subject: Subject, name: str, seed: int, *, large: bool) -> Iterat
     for fused in subject.fused:
         if fused.name == name:
             shapes, linear = (LARGE_SHAPES, LARGE_LINEAR_SHAPES) if large else (SHAPES, LINEAR_SHAPES)
+            chains = CHAIN_SHAPES if fused.carried and not large else ()
             models = chain(
-                (record_decoder(shape) for shape in shapes),
+                (record_decoder(shape) for shape in (*shapes, *chains)),
                 (record_linear_decoder(shape) for shape in linear),
                 () if large else subject.models,
             )

@@ -17,10 +17,6 @@
 #define KV_HEADS 4
 #define HEAD_DIM 128
 #endif
-#ifndef QKV_IN_REGISTERS
-#define QKV_IN_REGISTERS 3
-#define DOWN_IN_REGISTERS 4
-#endif
 #ifndef COPIES
 #define COPIES 4
 #endif
@@ -44,8 +40,8 @@ constexpr int QKV_ROWS = Q_WIDTH + 2 * KV_WIDTH, INNER_WORDS = CHOSEN * INNER / 
 constexpr int of_block(int all) { return (all + BLOCKS - 1) / BLOCKS; }
 constexpr int most(int a, int b) { return a > b ? a : b; }
 // Tiles of eight rows that a block may have, and how many of them wait for the vector in registers.
-constexpr int QKV_TILES = (of_block(QKV_ROWS) + 7) / 8, QKV_AHEAD = QKV_IN_REGISTERS, WIDE_TILES = (2 * of_block(HIDDEN / 2) + 7) / 8;
-constexpr int INNER_TILES = (4 * of_block(INNER_WORDS) + 7) / 8, DOWN_AHEAD = DOWN_IN_REGISTERS;
+constexpr int QKV_TILES = (of_block(QKV_ROWS) + 7) / 8, QKV_AHEAD = 3, WIDE_TILES = (2 * of_block(HIDDEN / 2) + 7) / 8;
+constexpr int INNER_TILES = (4 * of_block(INNER_WORDS) + 7) / 8, DOWN_AHEAD = 4;
 constexpr int SUM_ROWS = 8 * most(QKV_TILES, most(WIDE_TILES, INNER_TILES));
 constexpr int HIDDEN_CHUNK = HIDDEN / WARPS, HEADS_CHUNK = Q_WIDTH / WARPS, INNER_CHUNK = INNER / WARPS;
 constexpr int EACH = HIDDEN_CHUNK / 2 / WARP;  // pairs of a lane
@@ -67,10 +63,7 @@ constexpr int AT_HIDDEN = 0, AT_ATTENDED = AT_HIDDEN + HIDDEN / 2, AT_MIDDLE = A
 constexpr int AT_LOGITS = AT_MIDDLE + HIDDEN / 2, AT_INNER = AT_LOGITS + EXPERTS, COPY_WORDS = AT_INNER + INNER_WORDS;
 
 // Stages of two rows [HIDDEN] or one [Q_WIDTH]; of three rows [HIDDEN] or eight [INNER].
-constexpr int STATIC_BYTES = 2 * HEADS_CHUNK * WARPS + 144, EXPERT_BYTES = 8 * (2 * INNER + 16) + 48;
-#ifndef EXPERT_STAGES
-#define EXPERT_STAGES 8
-#endif
+constexpr int STATIC_BYTES = 2 * HEADS_CHUNK * WARPS + 144, EXPERT_BYTES = 8 * (2 * INNER + 16) + 48, EXPERT_STAGES = 8;
 static_assert(STATIC_BYTES % 128 == 16 && EXPERT_BYTES % 128 == 48);
 
 struct Shared {
