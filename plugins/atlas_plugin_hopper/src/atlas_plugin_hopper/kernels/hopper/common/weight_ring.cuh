@@ -77,7 +77,8 @@ struct WeightRing {
     }
 };
 
-// Of eight rows the chunk of 16 STEPS elements that a warp multiplies: fragments of the right operand of mma.
+// Of eight rows the chunk of 16 STEPS elements that a warp multiplies: fragments of the right operand of mma, the left one
+// being the vector, all of whose rows are alike. The sum of row 2 lane + i is then number i of lanes 0 to 3.
 template <int STEPS>
 struct Tile {
     uint32_t b[STEPS][2];
@@ -94,15 +95,6 @@ struct Tile {
             } else {
                 load_half_matrix(b[s], at + 32 * s);
             }
-        }
-    }
-    // Adds the products with a vector that lies as fragments (fragment_place). The sum of row 2 lane + i is acc[i] of
-    // lanes 0 to 3.
-    __device__ void multiply(float (&acc)[4], const uint32_t* vector, int lane) const {
-#pragma unroll
-        for (int s = 0; s < STEPS; ++s) {
-            const uint2 x = *reinterpret_cast<const uint2*>(vector + 8 * s + lane % 4 * 2);
-            mma(acc, x.x, 0, x.y, 0, b[s][0], b[s][1]);
         }
     }
 
