@@ -66,7 +66,7 @@ def write_checkpoint(folder: Path, layers: int) -> None:
         "num_hidden_layers": layers, "vocab_size": VOCABULARY, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5,
         "rope_theta": 500000.0, "hidden_act": "silu", "tie_word_embeddings": False, "bos_token_id": 256, "eos_token_id": 257,
     }))  # fmt: skip
-    (folder / "tokenizer.json").write_text(json.dumps(_tokenizer()))
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer(VOCABULARY)))
     tensors = list(shapes(layers))
     total = sum(2 * int(np.prod(shape)) for _, shape in tensors)
     groups: list[list[tuple[str, tuple[int, ...]]]] = [[] for _ in range(SHARDS)]
@@ -108,18 +108,18 @@ def write_checkpoint(folder: Path, layers: int) -> None:
     (folder / "done").touch()
 
 
-def _tokenizer() -> dict[str, object]:
-    """A byte-level BPE with as many tokens as the embedding has rows; the merges are random pairs of shorter tokens."""
+def tokenizer(size: int) -> dict[str, object]:
+    """A byte-level BPE of so many tokens; the merges are random pairs of shorter tokens."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     rest = [byte for byte in range(256) if byte not in set(printable)]
     tokens = [*map(chr, printable), *(chr(0x100 + rank) for rank in range(len(rest)))]
     special = ["<|begin|>", "<|end|>"]
     known, merges = {*tokens}, []
     rng = np.random.default_rng(3)
-    while len(tokens) + len(special) < VOCABULARY:
+    while len(tokens) + len(special) < size:
         for left, right in rng.integers(0, len(tokens), (4096, 2)).tolist():
             made = tokens[left] + tokens[right]
-            if len(made) <= 12 and made not in known and len(tokens) + len(special) < VOCABULARY:
+            if len(made) <= 12 and made not in known and len(tokens) + len(special) < size:
                 known.add(made)
                 tokens.append(made)
                 merges.append([tokens[left], tokens[right]])

@@ -280,7 +280,8 @@ def _generating(
     states: Mapping[str, Buffer],
 ) -> Runner:  # fmt: skip
     steps = []
-    results = Results(*(value.name for value in plan.program.results))
+    sampled, values, ids, logits, *experts = (value.name for value in plan.program.results)
+    results = Results(sampled, values, ids, logits, tuple(experts))
     rings = Rings(backend, [planned.bucket for planned in plan.buckets], states["mask"], vocab_size)
     for planned in plan.buckets:
         local = with_inputs(memory, InputLayout(planned.bucket), inputs)

@@ -140,6 +140,8 @@ def _planned(model: Model, machine: Machine, settings: Settings) -> StepPlan:
         settings.state_snapshots if settings.prefix_cache and _recurrent(model) else 0,
     )
     program = record(model.loader, model.spec, layout, hidden=model.pooling is not None)
+    if settings.count_experts:
+        program = _counted(program, settings, embeds=model.pooling is not None)
     weights = model.storage(program.weights(), settings.transcode)
     patterns = tuple(Pattern.of(fused, PRIMITIVES) for fused in machine.fused)
     context = Context(machine.arch, settings.numerics, layout.activation, weights, machine.implementations, patterns)
@@ -154,6 +156,17 @@ def _planned(model: Model, machine: Machine, settings: Settings) -> StepPlan:
         segments = planner.plan(bucket)
         planned.append(PlannedBucket(bucket, segments, place(program, segments, bucket)))
     return StepPlan(settings, max_seq_len, layout, program, tuple(planned), choices, weights)
+
+
+def _counted(program: Program, settings: Settings, *, embeds: bool) -> Program:
+    """The program with its routers' choices among its results, so that no fused op may hide them."""
+    if embeds or not program.choices:
+        raise UsageError(
+            f"{settings.source('count_experts')} asks to count experts",
+            "this model embeds texts" if embeds else "this model has none",
+            "leave it out",
+        )
+    return replace(program, results=(*program.results, *program.choices))
 
 
 def make_limits(

@@ -50,12 +50,14 @@ Emit = Callable[[FromEngine], None]
 class StepOutput:
     """What a step gave, one entry for each of its plan's ``sample_row``.
 
-    ``alternatives`` is None when nobody wanted any; ``vectors``, unless None, are what prompts were run for.
+    ``alternatives`` is None when nobody wanted any; ``vectors``, unless None, are what prompts were run for. ``experts`` are those that
+    the step read, each mixture's distinct ones, and the mixtures, where they are counted.
     """
 
     sampled: Sequence[int]
     alternatives: Sequence[Alternatives] | None = None
     vectors: Sequence[bytes] | None = None
+    experts: tuple[int, int] = (0, 0)
 
 
 class StepRunner(Protocol):
@@ -116,6 +118,7 @@ class Engine:
         self._deltas: list[Delta] = []
         self._scoring: dict[Output, None] = {}
         self._steps = 0
+        self._experts = self._mixtures = 0
         self._closed = False
         self._drain_until: float | None = None
 
@@ -285,6 +288,8 @@ class Engine:
     def _collect(self) -> None:
         plan, ticket = self._flight.popleft()
         result = self._runner.collect(ticket)
+        self._experts += result.experts[0]
+        self._mixtures += result.experts[1]
         alternatives = {}
         if result.alternatives is not None:
             for row, values in zip(plan.sample_row, result.alternatives, strict=True):
@@ -352,4 +357,6 @@ class Engine:
             scheduler.tokens_kept,
             scheduler.tokens_evicted,
             scheduler.tokens_stateless,
+            self._experts,
+            self._mixtures,
         )

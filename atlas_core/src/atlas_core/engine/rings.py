@@ -21,12 +21,13 @@ _WORD = 4
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """Names of the program's results, in the order in which model.builder records them."""
+    """Names of the program's results, in the order in which model.builder records them; behind them ``experts``, where they are counted."""
 
     sampled: str
     logprob_values: str
     logprob_ids: str
     logits: str
+    experts: tuple[str, ...] = ()
 
 
 class Place:

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from atlas_core.contracts.backend import GpuBackend, Stream
 from atlas_core.contracts.ops import Buffer
+from atlas_core.engine.experts import ExpertCount
 from atlas_core.engine.inputs import InputLayout, InputWriter
 from atlas_core.engine.loop import StepOutput
 from atlas_core.engine.output import Alternatives
@@ -51,6 +52,11 @@ class Ticket:
     rows: int
     plan: StepPlan
 
+    @property
+    def decodes(self) -> bool:
+        """Whether every row has one token."""
+        return self.plan.max_query == 1
+
 
 class Runner:
     """Owns the pinned rings and the order of work on one stream.
@@ -77,6 +83,9 @@ class Runner:
         self._launched = 0
         self._collected = 0
         self._rings = rings
+        decoding = [step for step in ordered if step[0].max_query == 1] or ordered
+        rows, largest = decoding[-1][0].tokens, decoding[-1][1].activations
+        self._experts = ExpertCount(backend, results.experts, rows, largest) if results.experts else None
         for state in states.values():
             backend.memset_async(state.address, 0, state.nbytes, stream)
         backend.synchronize(stream)
@@ -101,7 +110,7 @@ class Runner:
             self._enqueue(plan, ring, writer)
             step.launch(WHOLE if whole else FORWARD, self._stream)
             if whole:
-                self._backend.record_event(ring.event, self._stream)
+                self._finish(ticket)
         except DeviceError as error:
             raise _failed(f"step {self._launched} cannot be launched", writer.bucket, error) from error
         ring.busy = True
@@ -132,9 +141,16 @@ class Runner:
             ticket.step.launch(SAMPLE, self._stream)
             if not self._rings.linked:
                 self._copy_results(ticket)
-            self._backend.record_event(ticket.ring.event, self._stream)
+            self._finish(ticket)
         except DeviceError as error:
             raise _failed(f"step {ticket.number} cannot be launched", ticket.bucket, error) from error
+
+    def _finish(self, ticket: Ticket) -> None:
+        """What comes behind the graphs of a step."""
+        if self._experts is not None and ticket.decodes:
+            tokens = len(ticket.plan.token_ids)
+            self._experts.fetch(ticket.number, tokens, ticket.step.activations, self._stream)
+        self._backend.record_event(ticket.ring.event, self._stream)
 
     def _copy_results(self, ticket: Ticket) -> None:
         """Into the ring, behind the graphs that do not deliver them themselves."""
@@ -157,8 +173,11 @@ class Runner:
         except DeviceError as error:
             raise _failed(f"step {ticket.number} has failed", ticket.bucket, error) from error
         sampled, values, ids = ticket.ring.views(ticket.rows)
+        counted = self._experts if ticket.decodes else None
         output = StepOutput(
-            np.frombuffer(sampled, np.int32).tolist(), _alternatives(values, ids) if ticket.plan.logprobs else None
+            np.frombuffer(sampled, np.int32).tolist(),
+            _alternatives(values, ids) if ticket.plan.logprobs else None,
+            experts=counted.read(ticket.number, len(ticket.plan.token_ids)) if counted is not None else (0, 0),
         )
         ticket.ring.busy = False
         self._collected += 1
@@ -184,6 +203,9 @@ class Runner:
         for _, step in self._steps:
             step.destroy()
         self._rings.free()
+        if self._experts is not None:
+            self._experts.free()
+            self._experts = None
         self._steps = []
 
     def _write_masks(self, plan: StepPlan, ring: Place) -> None:

@@ -58,6 +58,11 @@ class Program:
     results: tuple[Value, ...]
     constants: Mapping[str, np.ndarray] = field(default_factory=dict)
 
+    @property
+    def choices(self) -> tuple[Value, ...]:
+        """What routers choose: the experts of each mixture, [T, chosen] int32."""
+        return tuple(value for node in self.nodes for value in node.outputs if node.operands.get("experts") == value)
+
     def weights(self) -> tuple[Value, ...]:
         """Every weight, in order of first use."""
         seen: dict[str, Value] = {}

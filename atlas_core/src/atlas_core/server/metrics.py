@@ -182,6 +182,10 @@ class _EngineGauges(Collector):
         yield CounterMetricFamily(
             "atlas_preemptions", "Sequences put back to be computed again.", value=now.preemptions
         )
+        if now.mixtures_run:
+            about = "Distinct experts that mixtures read in steps of decoding."
+            yield CounterMetricFamily("atlas_experts_read", about, value=now.experts_read)
+            yield CounterMetricFamily("atlas_mixtures_run", "Mixtures run in such steps.", value=now.mixtures_run)
 
 
 def _gauge(name: str, about: str, value: float) -> Metric:

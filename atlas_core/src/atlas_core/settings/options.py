@@ -304,6 +304,12 @@ class Settings:
     log_format: str = _option(
         "text", choice("text", "json"), "Server", "One line of text a request, or one JSON object."
     )
+    count_experts: bool = _option(
+        False,
+        switch(),
+        "Server",
+        "Count the distinct experts that steps of decoding read, for /metrics; without ops that keep the choice to themselves, so slower.",
+    )
     sources: tuple[tuple[str, Source], ...] = ()
 
     def source(self, name: str) -> Source:

@@ -118,6 +118,7 @@ class Gauges:
 
     ``kv_tokens_kept`` positions hold something that nobody uses now and a prompt may begin with; they count as free. ``kv_tokens_evicted``
     of such were given away since the start. ``kv_tokens_stateless`` were there and were computed again, since no recurrent state was kept.
+    ``experts_read`` counts the distinct ones of each of ``mixtures_run`` in steps of decoding; both stay 0 unless they are counted.
     """
 
     running: int = 0
@@ -129,6 +130,8 @@ class Gauges:
     kv_tokens_kept: int = 0
     kv_tokens_evicted: int = 0
     kv_tokens_stateless: int = 0
+    experts_read: int = 0
+    mixtures_run: int = 0
 
 
 @dataclass(frozen=True, slots=True)
