@@ -281,7 +281,7 @@ def _generating(
 ) -> Runner:  # fmt: skip
     steps = []
     sampled, values, ids, logits, *experts = (value.name for value in plan.program.results)
-    results = Results(sampled, values, ids, logits, tuple(experts))
+    results = Results(sampled, values, ids, logits, experts=tuple(experts))
     rings = Rings(backend, [planned.bucket for planned in plan.buckets], states["mask"], vocab_size)
     for planned in plan.buckets:
         local = with_inputs(memory, InputLayout(planned.bucket), inputs)

@@ -1,7 +1,7 @@
 """Page-locked memory that steps use in turn: inputs on their way to the device, results on their way back."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +27,7 @@ class Results:
     logprob_values: str
     logprob_ids: str
     logits: str
-    experts: tuple[str, ...] = ()
+    experts: tuple[str, ...] = field(default=(), kw_only=True)
 
 
 class Place:
