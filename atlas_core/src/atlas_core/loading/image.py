@@ -11,9 +11,10 @@ import os
 import struct
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 
 from atlas_core.contracts.backend import GpuBackend
@@ -28,7 +29,7 @@ MAGIC, VERSION = b"ATLASIMG", 1
 _PREFIX = struct.Struct("<8sIIQQ")  # magic, version, CRC-32 of head and sums, bytes of the head, bytes of the sums
 CHUNK = 1 << 20
 """Bytes that one checksum covers."""
-_THREADS = 4
+_THREADS = 8
 """That sum up and write."""
 Progress = Callable[[int, int, str], None]
 Identity = Mapping[str, str]
@@ -109,14 +110,14 @@ def write_image(
 ) -> None:  # fmt: skip
     """Write what the device holds; whoever opens ``path`` meanwhile finds the old image or none.
 
-    Raises CheckpointError when the file cannot be written.
+    It is left to the system when the disk has it: an image that a failing machine has torn is found by its checksums. Raises
+    CheckpointError when the file cannot be written.
     """
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with scratch.open("wb", buffering=0) as file:
             _write(file.fileno(), backend, memory, copies, identity, progress)
-            os.fsync(file.fileno())
         scratch.replace(path)
     except OSError as error:
         raise CheckpointError(
@@ -136,23 +137,36 @@ def _write(
     layout = _Layout(copies, len(head))
     total, done = sum(copy.packed.nbytes for copy in copies), 0
     sums: list[int] = []
-    room = memoryview(bytearray(_THREADS * CHUNK))
 
     def kept(part: memoryview, at: int) -> int:
         _put(file, part, at)
         return zlib.crc32(part)
 
-    with ThreadPoolExecutor(_THREADS) as workers:
-        for copy, start in zip(copies, layout.starts, strict=True):
-            address = memory.buffers[copy.weight, copy.packed.name].address
-            for offset in range(0, copy.packed.nbytes, len(room)):
-                block = room[: min(len(room), copy.packed.nbytes - offset)]
-                backend.copy_d2h(address + offset, block)
-                inside = range(0, len(block), CHUNK)
-                parts = [block[at : at + CHUNK] for at in inside]
-                sums += workers.map(kept, parts, [start + offset + at for at in inside])
-            done += copy.packed.nbytes
-            progress(done, total, copy.weight)
+    # The device fills one room while the other is summed up and written.
+    most = _THREADS * CHUNK
+    rooms = [backend.alloc_pinned(most) for _ in range(2)]
+    written: list[list[Future[int]]] = [[], []]
+    try:
+        with ThreadPoolExecutor(_THREADS) as workers:
+            turns = cycle(range(2))
+            for copy, start in zip(copies, layout.starts, strict=True):
+                address = memory.address(copy)
+                for offset in range(0, copy.packed.nbytes, most):
+                    turn = next(turns)
+                    sums += [part.result() for part in written[turn]]
+                    block = rooms[turn][: min(most, copy.packed.nbytes - offset)]
+                    backend.copy_d2h(address + offset, block)
+                    written[turn] = [
+                        workers.submit(kept, block[at : at + CHUNK], start + offset + at)
+                        for at in range(0, len(block), CHUNK)
+                    ]
+                done += copy.packed.nbytes
+                progress(done, total, copy.weight)
+            for turn in (next(turns), next(turns)):
+                sums += [part.result() for part in written[turn]]
+    finally:
+        for room in rooms:
+            backend.free_pinned(room)
     body = head + struct.pack(f"<{len(sums)}I", *sums)
     _put(file, _PREFIX.pack(MAGIC, VERSION, zlib.crc32(body), len(head), 4 * len(sums)) + body, 0)
     os.ftruncate(file, layout.nbytes)
