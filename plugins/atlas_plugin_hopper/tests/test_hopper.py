@@ -10,7 +10,7 @@ from atlas_core.conformance.decoder import CHAIN_SHAPES, SHAPES, DecoderShape, D
 from atlas_core.conformance.linear_decoder import LARGE_LINEAR_SHAPES, LinearDecoder, record_linear_decoder
 from atlas_core.contracts.backend import DeviceFacts, Launch
 from atlas_core.contracts.declarations import KernelRoot
-from atlas_core.contracts.ops import BindContext, Buffer
+from atlas_core.contracts.ops import BindContext, Buffer, OperandSpec, OpNeed
 from atlas_core.kernels.scan import scan
 from atlas_core.model.builder import record
 from atlas_core.model.matching import Pattern
@@ -30,7 +30,8 @@ from atlas_plugin_hopper.fused import fused_ops as of_hopper
 from atlas_plugin_hopper.implementations import implementations
 from atlas_plugin_hopper.moe_chains import BLOCKS
 from atlas_plugin_hopper.moe_chains import Sizes as MoeSizes
-from atlas_plugin_hopper.prompts import INSTANCES, NARROW, WIDE
+from atlas_plugin_hopper.prompt_layers import GATE_UP, TALL
+from atlas_plugin_hopper.prompts import INSTANCES, NARROW, NARROW_PARTS, TALL_PARTS, WIDE, CopiedByEngine, Tiles
 from atlas_plugin_hopper.skinny import GATE_UP_ROWS, LINEAR_ROWS, LINEARS_ROWS, QKV_ROWS
 from atlas_plugin_hopper.tiles import Tiling, tiling
 
@@ -94,17 +95,18 @@ def launches(step: Step) -> list[NullLaunch]:
     """What a step launches, checked against declarations and device."""
     operands = {name: Buffer(1 << 20, 1 << 30) for name in step.need.operands}
     scratch = Buffer(1 << 13, step.implementation.scratch_bytes(step.need))
-    return list(step.implementation.bind(step.need, BindContext(CheckingBackend(), operands, 1 << 12, scratch, 132)))
+    context = BindContext(CheckingBackend(), operands, 1 << 12, scratch, 132, lambda data: 1 << 14)
+    return list(step.implementation.bind(step.need, context))
 
 
 @pytest.mark.parametrize("element", ELEMENTS)
-@pytest.mark.parametrize("tokens", [256, 512, 2048])
+@pytest.mark.parametrize("tokens", [256, 384, 512, 2048])
 @pytest.mark.parametrize(
     "shape", [SMALL, replace(SMALL, head_norm=True), replace(SMALL, head_dim=64, heads=9, kv_heads=3)]
 )
 def test_a_layer_of_a_prompt_is_seven_launches_that_fit(shape: DecoderShape, tokens: int, element: DType) -> None:
     found = steps(tokens, element, shape)
-    names = [step.implementation.name.removesuffix(".f16") for step in found]
+    names = [step.implementation.name.removesuffix(".f16").removesuffix("_192") for step in found]
     before = f"norm_qkv_{'heads_' if shape.head_norm else ''}rope_append_tma_{shape.head_dim}"
     assert names.count(before) == names.count("norm_gate_up_tma") == LAYERS
     for step in found:
@@ -123,12 +125,57 @@ def test_a_layer_of_a_prompt_is_seven_launches_that_fit(shape: DecoderShape, tok
 
 
 @pytest.mark.parametrize(
-    ("tokens", "rows", "narrow"), [(512, 4096, True), (2048, 1024, True), (2048, 4096, False), (8192, 1024, False)]
+    ("tokens", "rows", "width", "chosen"),
+    [
+        (256, 4096, 14336, NARROW_PARTS),
+        (384, 4096, 14336, TALL_PARTS),
+        (512, 4096, 4096, NARROW),
+        (2048, 1024, 4096, NARROW),
+        (2048, 4096, 4096, WIDE),
+        (8192, 1024, 4096, WIDE),
+    ],
 )
-def test_products_of_prompts_have_the_tiles_that_fill_the_machine(tokens: int, rows: int, narrow: bool) -> None:
-    best = min(INSTANCES, key=lambda tiles: tiles.time(tokens, rows))
-    assert best is (NARROW if narrow else WIDE)
+def test_products_of_prompts_have_the_tiles_that_fill_the_machine(
+    tokens: int, rows: int, width: int, chosen: Tiles
+) -> None:
+    best = min(INSTANCES, key=lambda tiles: tiles.time(tokens, rows, width))
+    assert best is chosen
     assert best.busy(tokens, rows) > 0.9
+
+
+@pytest.mark.parametrize(
+    ("tokens", "chosen"), [(256, WIDE), (257, TALL), (384, TALL), (385, WIDE), (512, WIDE), (2048, WIDE)]
+)
+def test_gate_and_up_of_three_tiles_of_tokens_are_two_tall_ones(tokens: int, chosen: Tiles) -> None:
+    best = min(GATE_UP, key=lambda tiles: tiles.time(tokens, 2 * 14336, 4096))
+    assert best is chosen
+
+
+def test_sums_are_handed_over_through_scratch_and_flags_that_begin_at_zero() -> None:
+    tokens, rows, width = 400, 200, 1024
+    need = OpNeed(
+        "linear_add",
+        {
+            "x": OperandSpec((tokens, width), DType.BF16, live="T"),
+            "weight": OperandSpec((rows, width), DType.BF16, plain(DType.BF16)),
+            "residual": OperandSpec((tokens, rows), DType.F32, live="T"),
+            "y": OperandSpec((tokens, rows), DType.F32, live="T"),
+        },
+        {}, "sm_90a", "fast", tokens, 1, 1, tokens, None,
+    )  # fmt: skip
+    product = CopiedByEngine(TALL_PARTS, residual=True)
+    assert product.supports(need).ok
+    # Two pairs of 192 tokens and two tiles of 128 rows: a number and, for each 16 tokens of a tile, a flag.
+    assert product.scratch_bytes(need) == 4 * 768 * 256
+    kept: list[bytes] = []
+    operands = {name: Buffer(1 << 20, 1 << 30) for name in need.operands}
+    scratch = Buffer(1 << 13, product.scratch_bytes(need))
+    context = BindContext(CheckingBackend(), operands, 1 << 12, scratch, 132, lambda data: kept.append(data) or 1 << 14)
+    (launch,) = product.bind(need, context)
+    assert kept == [bytes(4 * 48 * 2)]
+    assert launch.geometry.grid == (2 * 2 * 2 * 2, 1, 1)
+    short = replace(need, operands={**need.operands, "weight": OperandSpec((rows, 64), DType.BF16, plain(DType.BF16))})
+    assert not product.supports(short).ok
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,8 @@ SCENARIOS: tuple[tuple[Rows, Rows], ...] = (
     (((1, 0),), ((1, 32), (1, 100), (1, 47), (1, 63), (1, 2))),
     (((5, 0), (1, 33), (0, 10), (17, 15)), ((16, 16), (3, 1))),
 )
+LONG: tuple[Rows, Rows] = (((1, 40), (390, 70)), ((1, 21), (199, 6), (17, 90)))
+"""For the first place at which a pattern matches in a model: several tiles of prompts, the last one not full."""
 ALONE: tuple[tuple[Rows, Rows], ...] = ((((1, 40),), ((1, 200),)), (((1, 0),), ((1, 97),)))
 """For chains of layers, which go on for one sequence."""
 LARGE_SCENARIOS: tuple[tuple[Rows, Rows], ...] = ((((1, 1000),),) * 2, (((1, 1000),) * 8,) * 2)
@@ -41,8 +43,9 @@ def fused_trials(
     scenarios = LARGE_SCENARIOS if large else ALONE if fused.carried else SCENARIOS
     for model in models:
         weights = _Weights(model)
-        for start, pattern, node in _matches(Pattern.of(fused, ops), model):
-            for index, rows in enumerate(scenarios):
+        for place, (start, pattern, node) in enumerate(_matches(Pattern.of(fused, ops), model)):
+            long = () if large or fused.carried or place else (LONG,)
+            for index, rows in enumerate((*scenarios, *long)):
                 rng = np.random.default_rng([seed, index, *model.label.encode()])
                 cases = [
                     _case(model, weights, start, node, batch, rng, rows, large) for batch in _batches(rng, model, rows)

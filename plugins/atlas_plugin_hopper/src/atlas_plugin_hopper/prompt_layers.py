@@ -1,11 +1,12 @@
 """What begins with a norm in a layer of a prompt, in two launches: the norm, and one product of all matrices behind it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from atlas_core.contracts.backend import Launch
 from atlas_core.contracts.ops import BindContext, KVLayout, OpImplementation, OpNeed
 from atlas_core.vocab.dtype import DType
 from atlas_core.vocab.kernel import Arg, Geometry, LaunchAttrs, f32, i32, ptr
+from atlas_core.vocab.verdict import Verdict
 from atlas_nvidia.implementations.attention import kv_layout, layer_address, other_cache
 from atlas_nvidia.implementations.base import (
     ELEMENTS,
@@ -21,22 +22,42 @@ from atlas_nvidia.implementations.base import (
     unbounded,
     vector_type,
 )
-from atlas_plugin_hopper.prompts import PEERS, WIDE, tokens_map, weight_map
+from atlas_plugin_hopper.prompts import PEERS, WIDE, Tiles, tokens_map, weight_map
 
-HEAD_DIMS = {128: "qkv_tma", 64: "qkv_tma_64"}
+TALL, TALL_HEADS = Tiles(192, 224, 4, 1.05), Tiles(192, 128, 5, 1.08)
+GATE_UP: Mapping[Tiles, str] = {WIDE: "gate_up_tma", TALL: "gate_up_tma_192"}
+"""Modules of gate_up_tma.cu."""
+QKV: Mapping[int, Mapping[Tiles, str]] = {128: {WIDE: "qkv_tma", TALL_HEADS: "qkv_tma_192"}, 64: {WIDE: "qkv_tma_64"}}
 """Modules of qkv_tma.cu by head size: a tile is whole heads."""
 
 
 class _BehindNorm(Implementation):
-    """The normalised tokens lie in scratch. ``matrices`` are the weights of the product, whose first two are the shares of a tile."""
+    """The normalised tokens lie in scratch. ``matrices`` are the weights of the product, whose first two are the shares of a tile.
+
+    ``tiles`` is one of ``instances``; it ranks higher where it takes the least time of them.
+    """
 
     matrices: tuple[str, ...]
-    rank = 20
+    instances: Mapping[Tiles, str]
 
-    def __init__(self, element: DType) -> None:
+    def __init__(self, tiles: Tiles, element: DType) -> None:
+        self.tiles = tiles
+        self.module = self.instances[tiles]
+        if tiles is not WIDE:
+            self.name = f"{self.name}_{tiles.tokens}"
         super().__init__(element)
         self.norm = "rms_norm" if element is DType.BF16 else f"rms_norm_{element.value}"
         self.kernels = ((self.norm, "rms_norm"), (self.module, self.entry))
+
+    def supports(self, need: OpNeed) -> Verdict:
+        """See OpImplementation."""
+        verdict = super().supports(need)
+        if not verdict.ok:
+            return verdict
+        tokens, width = need.operands["x"].shape
+        rows = sum(need.operands[name].shape[0] for name in self.matrices)
+        order = sorted(self.instances, key=lambda tiles: tiles.time(tokens, rows, width)).index(self.tiles)
+        return Verdict.yes(20 - order)
 
     def refusals(self, need: OpNeed) -> list[str]:
         """See Implementation."""
@@ -61,13 +82,13 @@ class _BehindNorm(Implementation):
             ptr(context.scratch.address), i32(width), f32(need.attrs["eps"]), vector_type(need, "norm_weight"),
         ]  # fmt: skip
         every = [
-            ptr(context.counts), tokens_map(context.scratch.address, tokens, width),
-            *(weight_map(need, context, name, WIDE) for name in self.matrices), *args,
+            ptr(context.counts), tokens_map(context.scratch.address, tokens, width, self.tiles),
+            *(weight_map(need, context, name, self.tiles) for name in self.matrices), *args,
         ]  # fmt: skip
         made = (
             (self.kernels[0], Geometry((tokens, 1, 1), (256, 1, 1)), norm, LaunchAttrs(overlap=True)),
             (
-                self.kernels[1], WIDE.geometry(tokens, columns, context.workers), every,
+                self.kernels[1], self.tiles.geometry(tokens, columns, context.workers), every,
                 LaunchAttrs(overlap=True, cluster=(PEERS, 1, 1)),
             ),
         )  # fmt: skip
@@ -81,8 +102,9 @@ class NormGateUpSilu(_BehindNorm):
     """A tile is as many rows of gate as of up."""
 
     op, name = "norm_gate_up_silu", "norm_gate_up_tma"
-    module = entry = "gate_up_tma"
+    entry = "gate_up_tma"
     matrices = ("gate_weight", "up_weight")
+    instances = GATE_UP
 
     def refusals(self, need: OpNeed) -> list[str]:
         """See Implementation."""
@@ -91,7 +113,7 @@ class NormGateUpSilu(_BehindNorm):
     def bind(self, need: OpNeed, context: BindContext) -> Sequence[Launch]:
         """See OpImplementation."""
         rows, width = need.operands["gate_weight"].shape
-        columns = -(-rows // WIDE.share)
+        columns = -(-rows // self.tiles.share)
         return self.launches(need, context, columns, [*addresses(context, "y"), i32(rows), i32(width)])
 
 
@@ -104,11 +126,11 @@ class NormQkvRopeAppend(_BehindNorm):
     vectors: tuple[str, ...] = ()
     eps = "eps"
 
-    def __init__(self, head_dim: int, element: DType) -> None:
+    def __init__(self, head_dim: int, tiles: Tiles, element: DType) -> None:
         self.head_dim = head_dim
         self.name = f"{self.op}_tma_{head_dim}"
-        self.module = HEAD_DIMS[head_dim]
-        super().__init__(element)
+        self.instances = QKV[head_dim]
+        super().__init__(tiles, element)
 
     def refusals(self, need: OpNeed) -> list[str]:
         """See Implementation."""
@@ -127,7 +149,7 @@ class NormQkvRopeAppend(_BehindNorm):
 
     def bind(self, need: OpNeed, context: BindContext) -> Sequence[Launch]:
         """See OpImplementation."""
-        attrs, each = need.attrs, WIDE.rows // self.head_dim
+        attrs, each = need.attrs, self.tiles.rows // self.head_dim
         q_heads, kv_heads = attrs["q_heads"], attrs["kv_heads"]
         norms = addresses(context, *self.vectors) or [ptr(0), ptr(0)]
         types = [vector_type(need, name) for name in self.vectors] or [i32(0), i32(0)]
@@ -152,6 +174,11 @@ def layers() -> list[OpImplementation]:
     """All of them."""
     made: list[OpImplementation] = []
     for element in ELEMENTS:
-        made.append(NormGateUpSilu(element))
-        made += [make(dim, element) for make in (NormQkvRopeAppend, NormQkvHeadsRopeAppend) for dim in HEAD_DIMS]
+        made += [NormGateUpSilu(tiles, element) for tiles in GATE_UP]
+        made += [
+            make(dim, tiles, element)
+            for make in (NormQkvRopeAppend, NormQkvHeadsRopeAppend)
+            for dim, instances in QKV.items()
+            for tiles in instances
+        ]
     return made

@@ -11,61 +11,89 @@ from atlas_core.vocab.verdict import Verdict
 from atlas_nvidia.implementations.base import ELEMENTS, live_word
 from atlas_nvidia.implementations.linear import Linear
 
-TOKENS, DEPTH, PEERS = 128, 64, 2
-"""Of a block's tile, and blocks of the cluster that shares weights (prompt_product.cuh)."""
-THREADS = 384
+GROUP, DEPTH, PEERS = 64, 64, 2
+"""Tokens of a warpgroup, summed elements of a stage, and blocks of the cluster that shares weights (prompt_product.cuh)."""
+WARPGROUP = 128
 CLUSTERS = 66
 """That run at once on 132 processors."""
 FULL = 0.7
 """Share of them that must be busy on average for these tiles to be the fastest: others fill the machine with fewer tokens."""
+HANDOVER = 8
+"""Steps of the summed dimension that take as long as it takes to hand sums over from one cluster to another."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """One instance: weight rows of a tile, stages of the ring, and what a row costs beside one of the widest tiles."""
+    """One instance: tokens and weight rows of a tile, stages of the ring, what a sum costs beside one of the widest tiles.
 
+    ``parts`` clusters share out the summed dimension of a tile.
+    """
+
+    tokens: int
     rows: int
     stages: int
     cost: float
+    parts: int = 1
 
     @property
     def shared(self) -> int:
         """Bytes of the ring."""
-        return self.stages * (TOKENS + self.rows) * DEPTH * 2
+        return self.stages * (self.tokens + self.rows) * DEPTH * 2
 
     @property
     def share(self) -> int:
         """Weight rows that a block of the cluster fetches."""
         return self.rows // PEERS
 
+    @property
+    def threads(self) -> int:
+        """Of a block: warpgroups that multiply, and one that copies."""
+        return (self.tokens // GROUP + 1) * WARPGROUP
+
     def pairs(self, tokens: int, columns: int) -> int:
         """What a cluster takes at once, all in all."""
-        return -(-tokens // (PEERS * TOKENS)) * columns
+        return -(-tokens // (PEERS * self.tokens)) * columns * self.parts
 
     def busy(self, tokens: int, rows: int) -> float:
         """Share of the clusters that work, on average."""
         pairs = self.pairs(tokens, -(-rows // self.rows))
         return pairs / (-(-pairs // CLUSTERS) * CLUSTERS)
 
-    def time(self, tokens: int, rows: int) -> float:
-        """In rows of the widest tiles that a cluster multiplies one after another."""
-        return -(-self.pairs(tokens, -(-rows // self.rows)) // CLUSTERS) * self.rows * self.cost
+    def time(self, tokens: int, rows: int, width: int) -> float:
+        """For products of ``rows`` with ``width`` elements of each token: what a block sums up, one thing after another."""
+        rounds = -(-self.pairs(tokens, -(-rows // self.rows)) // CLUSTERS)
+        steps = -(-width // DEPTH) / self.parts + (HANDOVER if self.parts > 1 else 0)
+        return rounds * steps * self.tokens * self.rows * self.cost
 
     def geometry(self, tokens: int, columns: int, workers: int) -> Geometry:
         """Clusters as many as the machine holds, or as there are pairs of tiles."""
-        return Geometry(
-            (PEERS * min(self.pairs(tokens, columns), workers // PEERS), 1, 1), (THREADS, 1, 1), self.shared
-        )
+        clusters = min(self.pairs(tokens, columns), workers // PEERS)
+        return Geometry((PEERS * clusters, 1, 1), (self.threads, 1, 1), self.shared)
+
+    def handed(self, tokens: int, columns: int) -> int:
+        """Sums that all clusters together hand over, at most."""
+        if self.parts == 1:
+            return 0
+        tile = PEERS * self.tokens
+        return -(-tokens // tile) * tile * columns * self.rows
 
 
-WIDE, NARROW = Tiles(256, 4, 1.0), Tiles(128, 6, 1.15)
-INSTANCES: Mapping[Tiles, str] = {WIDE: "linear_tma", NARROW: "linear_tma_128"}
+WIDE, NARROW = Tiles(128, 256, 4, 1.0), Tiles(128, 128, 6, 1.15)
+NARROW_PARTS, TALL_PARTS = Tiles(128, 128, 6, 1.15, parts=2), Tiles(192, 128, 5, 1.08, parts=2)
+INSTANCES: Mapping[Tiles, str] = {
+    WIDE: "linear_tma",
+    NARROW: "linear_tma_128",
+    NARROW_PARTS: "linear_tma_128_parts",
+    TALL_PARTS: "linear_tma_192_parts",
+}
 """Modules of linear_tma.cu."""
+FLAG_TOKENS = 16
+"""Tokens of a warp, which hands its sums over with a flag of its own."""
 
 
-def tokens_map(address: int, tokens: int, width: int) -> Arg:
+def tokens_map(address: int, tokens: int, width: int, tiles: Tiles) -> Arg:
     """A block's tokens of an activation."""
-    return tensor_map(TensorMap(address, (tokens, width), (TOKENS, DEPTH), 2))
+    return tensor_map(TensorMap(address, (tokens, width), (tiles.tokens, DEPTH), 2))
 
 
 def weight_map(need: OpNeed, context: BindContext, name: str, tiles: Tiles) -> Arg:
@@ -88,26 +116,43 @@ class CopiedByEngine(Linear):
         verdict = super().supports(need)
         if not verdict.ok:
             return verdict
-        tokens, rows = need.operands["x"].shape[0], need.operands["weight"].shape[0]
-        best = min(INSTANCES, key=lambda tiles: tiles.time(tokens, rows)) is self.tiles
-        fills = self.tiles.busy(tokens, rows) >= FULL
-        return Verdict.yes((30 if fills else 4) if best else 3)
+        tokens, (rows, width) = need.operands["x"].shape[0], need.operands["weight"].shape
+        order = sorted(INSTANCES, key=lambda tiles: tiles.time(tokens, rows, width)).index(self.tiles)
+        # Both blocks of a cluster have tokens, and the last rounds of all clusters are not in vain.
+        fills = tokens > self.tiles.tokens and self.tiles.busy(tokens, rows) >= FULL
+        return Verdict.yes(30 if fills and not order else 4 - order)
 
     def refusals(self, need: OpNeed) -> list[str]:
         """See Implementation."""
         rows = need.operands["weight"].shape[0]
-        return [*super().refusals(need), *([f"{rows} weight rows are no multiple of 4"] if rows % 4 else [])]
+        reasons = [*super().refusals(need), *([f"{rows} weight rows are no multiple of 4"] if rows % 4 else [])]
+        if self.tiles.parts * DEPTH > need.operands["weight"].shape[1]:
+            reasons.append(f"the summed dimension is shared out in {self.tiles.parts} parts of {DEPTH} at least")
+        return reasons
+
+    def scratch_bytes(self, need: OpNeed) -> int:
+        """Sums that clusters hand over."""
+        return 4 * self.tiles.handed(need.operands["x"].shape[0], self._columns(need))
+
+    def _columns(self, need: OpNeed) -> int:
+        return -(-need.operands["weight"].shape[0] // self.tiles.rows)
 
     def bind(self, need: OpNeed, context: BindContext) -> Sequence[Launch]:
         """See OpImplementation."""
         tokens, (rows, width) = need.operands["x"].shape[0], need.operands["weight"].shape
-        geometry = self.tiles.geometry(tokens, -(-rows // self.tiles.rows), context.workers)
+        columns = self._columns(need)
         residual = context.operands["residual"].address if self.residual else 0
+        handover = [ptr(0), ptr(0)]
+        if handed := self.tiles.handed(tokens, columns):
+            flags = handed // (FLAG_TOKENS * self.tiles.rows)
+            handover = [ptr(context.scratch.address), ptr(context.keep(bytes(4 * flags)))]
         args = [
-            ptr(context.counts), live_word(need.operands["x"]), tokens_map(context.operands["x"].address, tokens, width),
-            weight_map(need, context, "weight", self.tiles), ptr(residual), ptr(context.operands["y"].address), i32(rows),
-            i32(width), i32(int(need.operands["y"].dtype is DType.F32)),
+            ptr(context.counts), live_word(need.operands["x"]),
+            tokens_map(context.operands["x"].address, tokens, width, self.tiles),
+            weight_map(need, context, "weight", self.tiles), ptr(residual), ptr(context.operands["y"].address), *handover,
+            i32(rows), i32(width), i32(int(need.operands["y"].dtype is DType.F32)),
         ]  # fmt: skip
+        geometry = self.tiles.geometry(tokens, columns, context.workers)
         return self.launch(context, geometry, args, cluster=(PEERS, 1, 1))
 
 

@@ -1,10 +1,10 @@
 """Products of up to 64 tokens with tiles that the copy engine brings (skinny.cuh)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from atlas_core.contracts.backend import Launch
-from atlas_core.contracts.ops import BindContext, KVLayout, OpImplementation, OpNeed
+from atlas_core.contracts.ops import BindContext, Buffer, KVLayout, OperandSpec, OpImplementation, OpNeed
 from atlas_core.vocab.dtype import DType
 from atlas_core.vocab.kernel import Arg, Geometry, LaunchAttrs, TensorMap, f32, i32, ptr, tensor_map
 from atlas_nvidia.implementations.attention import kv_layout, layer_address, other_cache
@@ -22,12 +22,15 @@ from atlas_nvidia.implementations.base import (
     unbounded,
     vector_type,
 )
+from atlas_nvidia.implementations.heads import HeadsRopeAppend
 from atlas_plugin_hopper.tiles import DEPTH, TOKENS, Product
 
 PAIRS = 16
 """Of dimensions that rotate together, in one group of rows of skinny_qkv."""
 LINEAR_ROWS, GATE_UP_ROWS, QKV_ROWS, LINEARS_ROWS = (64, 128), (64, 128, 192, 224), (64, 96), (64, 96, 128)
 """SKINNY_ROWS of the instances: weight rows of a tile."""
+_MATRICES = 4
+"""Of skinny_linears."""
 FEW = 8
 """Tokens that the streaming kernels of every NVIDIA machine take in as few launches."""
 
@@ -245,11 +248,11 @@ class NormQkvRopeAppend(_BehindNorm):
 
 
 class NormLinears(_BehindNorm):
-    """Four matrices one after another; a tile is rows of one of them."""
+    """Up to four matrices one after another; a tile is rows of one of them."""
 
     op, name = "norm_linears", "norm_linears_skinny"
-    matrices = ("weight_0", "weight_1", "weight_2", "weight_3")
-    _results = ("y_0", "y_1", "y_2", "y_3")
+    matrices: tuple[str, ...] = ("weight_0", "weight_1", "weight_2", "weight_3")
+    results: tuple[str, ...] = ("y_0", "y_1", "y_2", "y_3")
 
     def products(self, element: DType) -> Product:
         """See _BehindNorm."""
@@ -257,7 +260,7 @@ class NormLinears(_BehindNorm):
 
     def refusals(self, need: OpNeed) -> list[str]:
         """See Implementation."""
-        return [*super().refusals(need), *other_type(need, self.element, *self._results)]
+        return [*super().refusals(need), *other_type(need, self.element, *self.results)]
 
     def bind(self, need: OpNeed, context: BindContext) -> Sequence[Launch]:
         """See OpImplementation."""
@@ -266,12 +269,61 @@ class NormLinears(_BehindNorm):
         rows = [need.operands[name].shape[0] for name in self.matrices]
         tiles = self.product.tiling(context.workers, *rows)
         geometry, stages = self.product.plan(tiles, width, context.workers)
+        missing = _MATRICES - len(rows)  # matrices without rows
+        maps = [_matrix(need, context, name, tiles.rows) for name in self.matrices]
         args = [
-            ptr(context.counts), live_word(need.operands["x"]), _tokens(x.address, (tokens, width)),
-            *(_matrix(need, context, name, tiles.rows) for name in self.matrices), *addresses(context, *self._results),
-            *(i32(count) for count in (*rows, width, stages)),
+            ptr(context.counts), live_word(need.operands["x"]), _tokens(x.address, (tokens, width)), *maps, *maps[-1:] * missing,
+            *addresses(context, *self.results), *[ptr(0)] * missing, *(i32(count) for count in (*rows, *[0] * missing, width, stages)),
         ]  # fmt: skip
         return norm, self.product.launch(context, tiles, geometry, args)
+
+
+class NormLinearsHeads(NormLinears):
+    """norm_qkv_heads_rope_append in three launches: the norm, projections into scratch, and a launch for the heads."""
+
+    op, name = "norm_qkv_heads_rope_append", "norm_linears_heads_skinny"
+    matrices = ("q_weight", "k_weight", "v_weight")
+    results = ("q_plain", "k_plain", "v")
+
+    def __init__(self, element: DType) -> None:
+        super().__init__(element)
+        self.heads = HeadsRopeAppend(element)
+        self.kernels = [*self.kernels, *self.heads.kernels]
+
+    def refusals(self, need: OpNeed) -> list[str]:
+        """See Implementation."""
+        return [*super().refusals(self._apart(need)), *self.heads.refusals(self._apart(need))]
+
+    def kv_layouts(self, need: OpNeed) -> Sequence[KVLayout]:
+        """See OpImplementation."""
+        return self.heads.kv_layouts(need)
+
+    def scratch_bytes(self, need: OpNeed) -> int:
+        """The normalised tokens; queries, keys and values as projected."""
+        return super().scratch_bytes(need) + sum(self._sizes(need))
+
+    def bind(self, need: OpNeed, context: BindContext) -> Sequence[Launch]:
+        """See OpImplementation."""
+        place = context.scratch.address + super().scratch_bytes(need)
+        plain = {}
+        for name, size in zip(self.results, self._sizes(need), strict=True):
+            plain[name] = Buffer(place, size)
+            place += size
+        apart = self._apart(need)
+        context = replace(context, operands={**context.operands, **plain})
+        return *super().bind(apart, context), *self.heads.bind(apart, context)
+
+    def _sizes(self, need: OpNeed) -> list[int]:
+        """Bytes of each product."""
+        return [2 * need.tokens * need.operands[name].shape[0] for name in self.matrices]
+
+    def _apart(self, need: OpNeed) -> OpNeed:
+        """The same with the products as operands."""
+        found = {
+            result: OperandSpec((need.tokens, need.operands[matrix].shape[0]), self.element, live="T")
+            for matrix, result in zip(self.matrices, self.results, strict=True)
+        }
+        return replace(need, operands={**need.operands, **found})
 
 
 class _Chained(_Skinny):
@@ -374,7 +426,7 @@ def skinny() -> list[OpImplementation]:
         for element in ELEMENTS
         for make in (
             Linear(element, residual=False), Linear(element, residual=True), NormGateUpSilu(element), NormQkvRopeAppend(element),
-            NormLinears(element),
+            NormLinears(element), NormLinearsHeads(element),
         )
     ]  # fmt: skip
     return [*both, LinearAddGateUp(), LinearAddQkv()]

@@ -14,17 +14,18 @@ gate_up_tma(const int32_t* counts, const __grid_constant__ CUtensorMap x, const 
         [&](uint32_t to, int column, int depth, int peer, uint32_t barrier) {
             copy_tile_to_all(to + peer * SHARE * PROMPT_DEPTH * 2, peer ? &up : &gate, depth, column * SHARE, barrier);
         },
-        [](int, int) { return 0; },
-        [&](Sums& acc, int token, int column, int) {
-            const int first = column * SHARE;
+        [](const Tile&) { return 0; },
+        [&](Sums& acc, const Tile& tile, int) {
+            const int first = tile.column * SHARE;
 #pragma unroll
             for (int j = 0; j < SHARE / 8; ++j)
 #pragma unroll
                 for (int e = 0; e < 4; ++e) acc[j][e] = silu(acc[j][e]) * acc[j + SHARE / 8][e];
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                if (token + half * 8 >= live) continue;
-                const int64_t line = static_cast<int64_t>(token + half * 8) * rows;
+                const int token = tile.token + half * 8;
+                if (token >= live) continue;
+                const int64_t line = static_cast<int64_t>(token) * rows;
                 store_elements<0, SHARE / 8>(acc, half, rows - first, y + line + first);
             }
         });

@@ -1,14 +1,21 @@
-// x · weightᵀ for prompts: tiles of 128 tokens and PROMPT_ROWS weight rows, copied by the tensor memory accelerator and
-// multiplied by two warpgroups of 64 tokens each (after CUTLASS's "cooperative" schedule).
+// x · weightᵀ for prompts: tiles of 64 CONSUMERS tokens and PROMPT_ROWS weight rows, copied by the tensor memory accelerator
+// and multiplied by warpgroups of 64 tokens each (after CUTLASS's "cooperative" schedule).
 //
 // Two blocks of a cluster take the same weight rows and neighbouring tokens; each fetches half of the weights for both, which
 // halves what the L2 cache has to give. Clusters are as many as the machine holds and walk over the tiles, so that the
-// copies of the next tile run while the sums of the last are stored.
+// copies of the next tile run while the sums of the last are stored. Where tiles are too few for the machine, each is summed in
+// PARTS of the summed dimension by as many clusters.
 #pragma once
 #include "tma.cuh"
 
 #ifndef PROMPT_ROWS
 #define PROMPT_ROWS 256
+#endif
+#ifndef CONSUMERS
+#define CONSUMERS 2
+#endif
+#ifndef PARTS
+#define PARTS 1
 #endif
 #ifndef STAGES
 #define STAGES 4
@@ -16,13 +23,19 @@
 
 namespace atlas {
 
-constexpr int PROMPT_TOKENS = 128, PROMPT_DEPTH = PANEL, PROMPT_PEERS = 2, SHARE = PROMPT_ROWS / PROMPT_PEERS;
-constexpr int CONSUMERS = 2, PROMPT_THREADS = (1 + CONSUMERS) * WARPGROUP;
+constexpr int GROUP_TOKENS = 64, PROMPT_TOKENS = CONSUMERS * GROUP_TOKENS, PROMPT_DEPTH = PANEL;
+constexpr int PROMPT_PEERS = 2, SHARE = PROMPT_ROWS / PROMPT_PEERS, PROMPT_THREADS = (1 + CONSUMERS) * WARPGROUP;
 constexpr int X_BYTES = PROMPT_TOKENS * PROMPT_DEPTH * 2, STAGE_BYTES = X_BYTES + PROMPT_ROWS * PROMPT_DEPTH * 2;
-static_assert(PROMPT_ROWS == 128 || PROMPT_ROWS == 256, "an instruction for this width is not written");
+static_assert(PROMPT_ROWS == 128 || PROMPT_ROWS == 224 || PROMPT_ROWS == 256, "an instruction for this width is not written");
+static_assert(CONSUMERS == 2 || CONSUMERS == 3, "registers are shared out among two or three");
 
 // A thread's sums: of two tokens 8 apart (`half`), two neighbours of each group of 8 weight rows.
 using Sums = float[PROMPT_ROWS / 8][4];
+
+// What a thread sums up: its first token, the tile of weight rows, and which part of the summed dimension.
+struct Tile {
+    int token, column, part;
+};
 
 __device__ inline uint32_t block_in_cluster() {
     uint32_t rank;
@@ -68,8 +81,17 @@ struct Walk {
 
 template <int ROWS>
 __device__ inline void tile_product(float (&acc)[ROWS / 8][4], uint64_t x, uint64_t weights, int add) {
-    if constexpr (ROWS == 256) wide_product(acc, x, weights, add);
-    else product<ROWS>(acc, x, weights, add);
+    if constexpr (ROWS == 256) {
+        wide_product(acc, x, weights, add);
+    } else if constexpr (ROWS == 224) {
+        // The assembler refuses one product of 224 in a kernel that begins with 128 registers a thread.
+        constexpr int HALF_ROWS = ROWS / 2;
+        auto& halves = reinterpret_cast<float(&)[2][HALF_ROWS / 8][4]>(acc);
+        product<HALF_ROWS>(halves[0], x, weights, add);
+        product<HALF_ROWS>(halves[1], x, weights + (HALF_ROWS * PROMPT_DEPTH * 2 >> 4), add);
+    } else {
+        product<ROWS>(acc, x, weights, add);
+    }
 }
 
 // Narrowed sums of one token from group FIRST on, COUNT groups, to `to`, which has room for `rows` of them. Neighbouring lanes
@@ -95,8 +117,8 @@ __device__ inline void store_elements(const Sums& acc, int half, int rows, uint1
 
 // `columns` tiles of weight rows for each of `live` tokens of x, whose rows have `width` elements.
 // bring(to, column, depth, peer, barrier) asks for this block's part of a tile of weights, as bring_rows does;
-// store(sums, token, column, prepared) has what a thread summed up of `token` and of token + 8, either of which may be behind
-// the last, and what prepare(token, column) gave before the sums.
+// store(sums, tile, prepared) has what a thread summed up of `tile.token` and of the token 8 behind it, either of which may be
+// behind the last, and what prepare(tile) gave before the sums. A later part of a tile comes after the earlier ones.
 template <class Bring, class Prepare, class Store>
 __device__ inline void prompt_product(const CUtensorMap* x, int live, int columns, int width, unsigned char* shared, Bring bring,
                                       Prepare prepare, Store store) {
@@ -113,31 +135,40 @@ __device__ inline void prompt_product(const CUtensorMap* x, int live, int column
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     meet_peer();
-    const int steps = (width + PROMPT_DEPTH - 1) / PROMPT_DEPTH;
-    const Walk walk{(live + PROMPT_PEERS * PROMPT_TOKENS - 1) / (PROMPT_PEERS * PROMPT_TOKENS), columns};
-    auto locate = [&](int turn, int& token, int& column) {
-        walk.at(turn, token, column);
-        token = (token * PROMPT_PEERS + peer) * PROMPT_TOKENS;
+    const int all = (width + PROMPT_DEPTH - 1) / PROMPT_DEPTH, each = (all + PARTS - 1) / PARTS;
+    const Walk walk{(live + PROMPT_PEERS * PROMPT_TOKENS - 1) / (PROMPT_PEERS * PROMPT_TOKENS), PARTS * columns};
+    // The first token is the block's.
+    auto locate = [&](int turn) {
+        Tile tile{};
+        walk.at(turn, tile.token, tile.column);
+        tile.token = (tile.token * PROMPT_PEERS + peer) * PROMPT_TOKENS;
+        if constexpr (PARTS > 1) {
+            tile.part = tile.column / columns;
+            tile.column -= tile.part * columns;
+        }
+        return tile;
     };
+    auto steps_of = [&](const Tile& tile) { return min(each, all - tile.part * each); };
     const int clusters = gridDim.x / PROMPT_PEERS, first = blockIdx.x / PROMPT_PEERS;
     if (threadIdx.x >= CONSUMERS * WARPGROUP) {
-        give_registers<40>();
+        give_registers<CONSUMERS == 2 ? 40 : 56>();
         if (threadIdx.x == CONSUMERS * WARPGROUP) {
             int stage = 0, parity = 1;
             bool waited = false;
             for (int turn = first; turn < walk.count(); turn += clusters) {
-                int token, column;
-                locate(turn, token, column);
+                const Tile tile = locate(turn);
+                const int steps = steps_of(tile);
                 for (int step = 0; step < steps; ++step) {
+                    const int depth = (tile.part * each + step) * PROMPT_DEPTH;
                     barrier_wait(empty(stage), parity);
                     barrier_expect(full(stage), STAGE_BYTES);
                     const uint32_t to = base + stage * STAGE_BYTES;
-                    bring(to + X_BYTES, column, step * PROMPT_DEPTH, peer, full(stage));
+                    bring(to + X_BYTES, tile.column, depth, peer, full(stage));
                     if (!waited) {
                         wait_for_predecessor();
                         waited = true;
                     }
-                    copy_tile(to, x, step * PROMPT_DEPTH, token, full(stage));
+                    copy_tile(to, x, depth, tile.token, full(stage));
                     if (++stage == STAGES) {
                         stage = 0;
                         parity ^= 1;
@@ -149,24 +180,24 @@ __device__ inline void prompt_product(const CUtensorMap* x, int live, int column
             wait_for_predecessor();
         }
     } else {
-        take_registers<232>();
+        take_registers<CONSUMERS == 2 ? 232 : 152>();
         wait_for_predecessor();
         const int group = threadIdx.x / WARPGROUP, thread = threadIdx.x % WARPGROUP, lane = thread % WARP;
         int stage = 0, parity = 0;
         for (int turn = first; turn < walk.count(); turn += clusters) {
-            int token, column;
-            locate(turn, token, column);
-            token += group * 64 + thread / WARP * 16 + lane / 4;
-            const auto prepared = prepare(token, column);
+            Tile tile = locate(turn);
+            const int steps = steps_of(tile);
+            tile.token += group * GROUP_TOKENS + thread / WARP * 16 + lane / 4;
+            const auto prepared = prepare(tile);
             Sums acc;
             int last = 0;
             for (int step = 0; step < steps; ++step) {
                 barrier_wait(full(stage), parity);
-                const uint32_t tile = base + stage * STAGE_BYTES, mine = tile + group * 64 * PROMPT_DEPTH * 2;
+                const uint32_t from = base + stage * STAGE_BYTES, mine = from + group * GROUP_TOKENS * PROMPT_DEPTH * 2;
                 begin_products();
 #pragma unroll
                 for (int k = 0; k < PROMPT_DEPTH / 16; ++k) {
-                    tile_product<PROMPT_ROWS>(acc, summed_inside(mine + k * 32), summed_inside(tile + X_BYTES + k * 32), step + k);
+                    tile_product<PROMPT_ROWS>(acc, summed_inside(mine + k * 32), summed_inside(from + X_BYTES + k * 32), step + k);
                 }
                 commit_products();
                 if (step) {
@@ -181,7 +212,7 @@ __device__ inline void prompt_product(const CUtensorMap* x, int live, int column
             }
             wait_products<0>();
             if (thread < PROMPT_PEERS) arrive_at(empty(last), thread);
-            store(acc, token, column, prepared);
+            store(acc, tile, prepared);
         }
     }
     meet_peer();  // nobody leaves while its peer still writes into its shared memory

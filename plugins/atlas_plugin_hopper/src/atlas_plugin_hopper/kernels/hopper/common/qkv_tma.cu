@@ -108,11 +108,11 @@ qkv_tma(const int32_t* counts, const __grid_constant__ CUtensorMap x, const __gr
             bring_rows(to, map, depth, column * PROMPT_ROWS, peer, barrier);
         },
         // Long before it is needed: one look-up leads to the next.
-        [&](int first_token, int) {
+        [&](const Tile& tile) {
             Places places;
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                const int token = min(first_token + half * 8, live - 1);
+                const int token = min(tile.token + half * 8, live - 1);
                 const int position = positions[token];
                 const int64_t slot = static_cast<int64_t>(row_slot[token_row[token]]) * slot_stride;
                 places.position[half] = position;
@@ -120,7 +120,8 @@ qkv_tma(const int32_t* counts, const __grid_constant__ CUtensorMap x, const __gr
             }
             return places;
         },
-        [&](Sums& acc, int first_token, int column, const Places& places) {
+        [&](Sums& acc, const Tile& tile, const Places& places) {
+            int column = tile.column;
             const int kind = kind_of(column), head = column * HEADS, room = ((kind == 0 ? q_heads : kv_heads) - head) * HEAD_DIM;
             if (kind < 2) {
                 turn(acc, places, q_norm != nullptr, norms[kind], eps, frequencies, rope_scale);
@@ -128,7 +129,7 @@ qkv_tma(const int32_t* counts, const __grid_constant__ CUtensorMap x, const __gr
             const int64_t next = static_cast<int64_t>(page_tokens) * HEAD_DIM;
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                const int token = first_token + half * 8;
+                const int token = tile.token + half * 8;
                 if (token >= live) continue;
                 if (kind == 0) {
                     uint16_t* to = q + (static_cast<int64_t>(token) * q_heads + head) * HEAD_DIM;
