@@ -77,7 +77,7 @@ def test_on_a_gpu_that_computes_nothing(monkeypatch):
     backend = NullBackend(asynchronous=True, bucketed=True)
     stream, weights = backend.create_stream(), Weights.of(plan, model)
     budget = plan_memory(plan, model, weights, *backend.memory())
-    limits = make_limits(model, plan.settings, plan.layout, budget.max_seq_len, (budget.pages,))
+    limits = make_limits(model, plan.settings, plan.layout, budget.max_seq_len, (budget.pages,), plan.program)
     memory, inputs, states = allocate(backend, stream, plan, model, weights, budget, lambda done, total, note: None)
     # Nobody computes what a step leaves, and what memory held before may be no token.
     backend.memset_async(memory.arena.address, 0, memory.arena.nbytes, stream)

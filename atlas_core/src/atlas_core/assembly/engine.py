@@ -254,7 +254,7 @@ def _run_up(
     captures = 1 + backend.capabilities.host_link if bucketed else 0
     budget = plan_memory(plan, model, weights, free, total, graphs=captures)
     pages = (budget.pages,) * len(plan.layout.slots.table_blocks)
-    limits = make_limits(model, plan.settings, plan.layout, budget.max_seq_len, pages)
+    limits = make_limits(model, plan.settings, plan.layout, budget.max_seq_len, pages, plan.program)
     cache = packed(weights)
     with ledger.phase("weights"):
         memory, inputs, states = allocate(

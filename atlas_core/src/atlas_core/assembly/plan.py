@@ -10,6 +10,7 @@ from atlas_core.model.builder import StepLayout, record
 from atlas_core.model.matching import Pattern
 from atlas_core.model.planner import Bucket, Choices, Context, PlannedSegment, Planner
 from atlas_core.model.program import Program
+from atlas_core.model.work import even_context
 from atlas_core.ops.primitives import PRIMITIVES
 from atlas_core.ops.step import SlotLayout
 from atlas_core.scheduler.limits import Limits
@@ -148,7 +149,7 @@ def _planned(model: Model, machine: Machine, settings: Settings) -> StepPlan:
     choices = Choices()
     planner = Planner(program, context, choices)
     planned = []
-    limits = make_limits(model, settings, layout, max_seq_len, layout.slots.table_blocks)
+    limits = make_limits(model, settings, layout, max_seq_len, layout.slots.table_blocks, program)
     wanted = buckets(settings, limits, machine.declaration.bucketed)
     if model.pooling is not None:
         wanted = embedding_buckets(wanted, slots)
@@ -170,16 +171,18 @@ def _counted(program: Program, settings: Settings, *, embeds: bool) -> Program:
 
 
 def make_limits(
-    model: Model, settings: Settings, layout: StepLayout, max_seq_len: int, pages: tuple[int, ...]
+    model: Model, settings: Settings, layout: StepLayout, max_seq_len: int, pages: tuple[int, ...], program: Program
 ) -> Limits:
     """The scheduler's limits, with ``pages`` of each cache group. Raises BudgetError when one sequence would not fit.
 
     The line is a little longer than what the server lets in, since the server learns of a free place before the engine does.
     """
+    mixed, tile = settings.max_mixed_tokens, settings.mixed_tile
     return Limits(
         layout.slots, layout.page_tokens, pages, model.spec.vocab_size, max_seq_len, settings.max_prefill_tokens,
-        layout.penalty_rows, settings.max_queue + layout.slots.slots, max_mixed_tokens=settings.max_mixed_tokens,
-        prefix_cache=settings.prefix_cache, snapshots=layout.snapshots,
+        layout.penalty_rows, settings.max_queue + layout.slots.slots, max_mixed_tokens=mixed, mixed_tile=tile,
+        even_context=even_context(program, mixed, tile) if mixed else None, prefix_cache=settings.prefix_cache,
+        snapshots=layout.snapshots,
     )  # fmt: skip
 
 
@@ -187,7 +190,7 @@ def buckets(settings: Settings, limits: Limits, bucketed: bool) -> tuple[Bucket,
     """The closed list of shapes that are captured, smallest first.
 
     A backend that reads live counts everywhere needs one; others get one for each number of decoding rows, then one for each
-    number of tokens in a step that holds prompts, that of full mixed steps among them.
+    number of tokens in a step that holds prompts, those of mixed steps among them: whole tiles, up to the most.
     """
     rows = settings.max_batch_size
     longest = min(settings.max_prefill_tokens, limits.max_seq_len)
@@ -196,7 +199,10 @@ def buckets(settings: Settings, limits: Limits, bucketed: bool) -> tuple[Bucket,
     if not bucketed:
         return (largest,)
     decode = [r for r in DECODE_ROWS if r < rows] + [rows]
-    often = {*PREFILL_TOKENS, settings.max_mixed_tokens or tokens}
+    mixed, tile = settings.max_mixed_tokens or tokens, settings.mixed_tile
+    often = {*PREFILL_TOKENS, mixed}
+    if settings.max_mixed_tokens and tile > 1:
+        often.update(range(tile, mixed, tile))
     prefill = [t for t in sorted(often) if rows < t < tokens] + [tokens]
     return (
         *(Bucket(r, r, r, updates, 1) for r in decode),

@@ -25,7 +25,7 @@ SCENARIOS: tuple[tuple[Rows, Rows], ...] = (
     (((1, 0),), ((1, 32), (1, 100), (1, 47), (1, 63), (1, 2))),
     (((5, 0), (1, 33), (0, 10), (17, 15)), ((16, 16), (3, 1))),
 )
-LONG: tuple[Rows, Rows] = (((1, 40), (390, 70)), ((1, 21), (199, 6), (17, 90)))
+LONG: tuple[Rows, Rows] = (((1, 40), (200, 50), (189, 30)), ((1, 21), (199, 6), (17, 90)))
 """For the first place at which a pattern matches in a model: several tiles of prompts, the last one not full."""
 ALONE: tuple[tuple[Rows, Rows], ...] = ((((1, 40),), ((1, 200),)), (((1, 0),), ((1, 97),)))
 """For chains of layers, which go on for one sequence."""
@@ -44,7 +44,8 @@ def fused_trials(
     for model in models:
         weights = _Weights(model)
         for place, (start, pattern, node) in enumerate(_matches(Pattern.of(fused, ops), model)):
-            long = () if large or fused.carried or place else (LONG,)
+            whole = any(value.shape[:1] == ("T",) for value in node.operands.values())
+            long = (LONG,) if whole and not (large or fused.carried or place) else ()
             for index, rows in enumerate((*scenarios, *long)):
                 rng = np.random.default_rng([seed, index, *model.label.encode()])
                 cases = [

@@ -22,6 +22,8 @@ LARGE_ROWS = (
     (Live.decode(8), Live.decode(8)),
     (Live.prefill(512), Live.prefill(512)),
 )
+SEVERAL = ((Live.prefill(650), Live.prefill(390)),)
+"""Prompts of several tiles of tokens, the last one not full."""
 MIXED = ((Live.mixed(5), Live.mixed(0)), (Live.mixed(2), Live.mixed(6)))
 
 
@@ -65,7 +67,7 @@ def _rowwise(
     """
     for features in (4096, 14336) if large else (64, 33, 576, 2048):
         fixed = {weight: 1 + normal(rng, features, scale=0.3)} if weight else {}
-        for lives in LARGE_ROWS if large else (*ROWS, *MIXED):
+        for lives in LARGE_ROWS if large else (*ROWS, *SEVERAL, *MIXED):
             dim = "R" if 1 < lives[0].rows != lives[0].tokens else "T"
 
             def make(live: Live, dim: str = dim, features: int = features) -> dict[str, Array]:
@@ -115,7 +117,7 @@ def linear(rng: Rng, large: bool) -> Iterator[Trial]:
     )
     for columns, out in sizes:
         weight = normal(rng, out, columns, scale=columns**-0.5)
-        for lives in LARGE_ROWS if large else (*ROWS, *MIXED):
+        for lives in LARGE_ROWS if large else (*ROWS, *SEVERAL, *MIXED):
             dim = "R" if 1 < lives[0].rows != lives[0].tokens else "T"
 
             def make(live: Live, dim: str = dim, columns: int = columns) -> dict[str, Array]:

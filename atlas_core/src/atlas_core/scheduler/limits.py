@@ -19,7 +19,9 @@ class Limits:
     ``pages`` is the number of pages of each cache group, ``page_tokens`` the positions of one page. ``max_seq_len``
     counts prompt and generated tokens. ``max_prefill_tokens`` bounds the tokens of one step that are not a running
     sequence's next one, and ``max_mixed_tokens`` all tokens of a step in which running sequences get theirs, see
-    ``prompt_tokens``. ``max_waiting`` requests may wait beyond those that find a free slot; ``retry_after`` seconds are told to
+    ``prompt_tokens``. Of these, those of prompts count for more behind a context, twice behind ``even_context`` positions
+    (None: all alike), and a prompt that is cut leaves a step of whole tiles of ``mixed_tile`` tokens, see scheduler.allowance.
+    ``max_waiting`` requests may wait beyond those that find a free slot; ``retry_after`` seconds are told to
     the refused. ``prefix_cache``: full pages are kept for prompts that begin alike.
 
     Where layers have recurrent states, these have one place a slot and ``snapshots`` more. Snapshots are taken at multiples of
@@ -39,6 +41,8 @@ class Limits:
     max_waiting: int
     retry_after: float = 1.0
     max_mixed_tokens: int | None = None
+    mixed_tile: int = 1
+    even_context: int | None = None
     prefix_cache: bool = False
     snapshots: int = 0
     chunk: int = 64
@@ -50,8 +54,10 @@ class Limits:
                 f"{len(self.pages)} page pools for {len(self.layout.table_blocks)} block tables, at least one"
             )
         mixed = self.max_prefill_tokens if self.max_mixed_tokens is None else self.max_mixed_tokens
-        if min(self.max_prefill_tokens, mixed, self.layout.slots) < 1 or self.max_waiting < 0:
-            raise ValueError("max_prefill_tokens, max_mixed_tokens and slots are at least 1, max_waiting at least 0")
+        if min(self.max_prefill_tokens, mixed, self.layout.slots, self.mixed_tile, self.even_context or 1) < 1:
+            raise ValueError("max_prefill_tokens, max_mixed_tokens, mixed_tile, even_context and slots are at least 1")
+        if self.max_waiting < 0:
+            raise ValueError("max_waiting is at least 0")
         need = self.pages_for(self.max_seq_len)
         for group, (have, blocks) in enumerate(zip(self.pages, self.layout.table_blocks, strict=True)):
             if min(have, blocks) < need:
@@ -67,7 +73,7 @@ class Limits:
         return -(-tokens // self.page_tokens)
 
     def prompt_tokens(self, decodes: int) -> int:
-        """Prompt tokens that a step may have beside ``decodes`` tokens of running sequences.
+        """Prompt tokens without a context that a step may have beside ``decodes`` tokens of running sequences.
 
         ``max_mixed_tokens`` counts these too, since kernels work in tiles of a step's tokens, whoever they belong to. However many
         they are, a share of it is left for prompts, which would otherwise never end.

@@ -13,6 +13,7 @@ from collections.abc import Sequence as Tokens
 
 from atlas_core.ops.step import Word
 from atlas_core.scheduler.admission import accept
+from atlas_core.scheduler.allowance import Allowance
 from atlas_core.scheduler.limits import Limits
 from atlas_core.scheduler.plan import LAST_TOKEN_MARKER, PlanBuilder, StepPlan
 from atlas_core.scheduler.prefix import PageStore
@@ -141,11 +142,12 @@ class Scheduler:
         if self._snapshots is not None:
             self._snapshots.begin_step()
         preempted = self._decode(plan)
-        budget = self._prefill(plan, self.limits.prompt_tokens(plan.rows))
+        allowance = Allowance(self.limits, plan.rows)
+        self._prefill(plan, allowance)
         if (not preempted or not self._running) and all(sequence.finished for sequence in self._leaving):
             # Else whoever was put out would come straight back, or be overtaken by those behind. Where nobody runs any more, it was in its
             # own way: kept pages that it had to compute again, since no state was kept with them, are given away when it comes back.
-            self._admit(plan, budget)
+            self._admit(plan, allowance)
         return plan.build()
 
     def complete(self, plan: StepPlan, sampled: Tokens[int]) -> list[tuple[Sequence, int]]:
@@ -199,23 +201,22 @@ class Scheduler:
                 self._row(plan, sequence, 1)
         return self.preemptions > before
 
-    def _prefill(self, plan: PlanBuilder, budget: int) -> int:
-        """Go on with prompts that are under way; returns what is left of the budget."""
+    def _prefill(self, plan: PlanBuilder, allowance: Allowance) -> None:
+        """Go on with prompts that are under way."""
         for index, sequence in enumerate(self._running):
-            if sequence.prefilling and budget:
+            if sequence.prefilling and allowance:
                 room = self._scores(plan, sum(later.prefilling for later in self._running[index + 1 :]))
-                budget -= self._row(plan, sequence, _count(sequence, budget, room))
-        return budget
+                self._row(plan, sequence, allowance.take(_wanted(sequence, room), sequence.computed))
 
     def _scores(self, plan: PlanBuilder, others: int) -> int:
         """How many logits a sequence may have now, so that ``others`` and those that may start still get the one that each needs."""
         starting = min(len(self._waiting), self.limits.layout.slots - self._slots.used)
         return max(1, self.limits.layout.slots - plan.logits - others - starting)
 
-    def _admit(self, plan: PlanBuilder, budget: int) -> None:
+    def _admit(self, plan: PlanBuilder, allowance: Allowance) -> None:
         """Start waiting sequences in order, as long as the first of them finds everything that it needs."""
         entries = self.limits.max_found
-        while self._waiting and budget:
+        while self._waiting and allowance:
             sequence = self._waiting[0]
             holding = self._hold(sequence, entries)
             if holding is None:
@@ -230,7 +231,7 @@ class Scheduler:
                 sequence.found = sequence.computed
             self._running.append(sequence)
             self._fill_slot(plan, sequence, holding)
-            budget -= self._row(plan, sequence, _count(sequence, budget, self._scores(plan, 0)))
+            self._row(plan, sequence, allowance.take(_wanted(sequence, self._scores(plan, 0)), sequence.computed))
 
     def _hold(self, sequence: Sequence, entries: int) -> Holding | None:
         """Everything that a waiting sequence needs to start, or None, with nothing taken.
@@ -298,8 +299,8 @@ class Scheduler:
             prompt = min(sequence.computed, sequence.prompt_length)
             plan.count(holding.penalty_row, sequence.tokens[:prompt], sequence.tokens[prompt : sequence.computed])
 
-    def _row(self, plan: PlanBuilder, sequence: Sequence, count: int) -> int:
-        """Plan the sequence's next ``count`` tokens; returns ``count``."""
+    def _row(self, plan: PlanBuilder, sequence: Sequence, count: int) -> None:
+        """Plan the sequence's next ``count`` tokens."""
         holding = _held(sequence)
         start, end = sequence.computed, sequence.computed + count
         known = sequence.prefilling
@@ -323,7 +324,6 @@ class Scheduler:
         sequence.pending += sampled
         sequence.in_flight += 1
         self._share(sequence)
-        return count
 
     def _places(self, plan: PlanBuilder, holding: Holding, seat: Seat, end: int, *, decoding: bool) -> None:
         """Tell the device where the row's state is and where it goes; where it ends at a stop, the state is left there."""
@@ -410,10 +410,10 @@ class Scheduler:
         self._waiting.appendleft(sequence)  # it was the youngest of the running, so older than all who wait
 
 
-def _count(sequence: Sequence, budget: int, room: int) -> int:
-    """Tokens of a prompt that a step takes: within ``budget``, to the next stop, and with at most ``room`` tokens whose logits are wanted."""
+def _wanted(sequence: Sequence, room: int) -> int:
+    """Tokens of a prompt up to its next stop or its end, with at most ``room`` tokens whose logits are wanted."""
     stops = _held(sequence).stops
-    count = min(budget, (stops[-1] if stops else sequence.prefill_end) - sequence.computed)
+    count = (stops[-1] if stops else sequence.prefill_end) - sequence.computed
     if not sequence.unscored:
         return count
     return min(count, max(0, sequence.scored - sequence.computed) + room)

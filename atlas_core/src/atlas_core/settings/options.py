@@ -198,8 +198,14 @@ class Settings:
         integer(1),
         "Limits",
         "Most tokens of a step in which some sequences decode and others read prompts, a quarter of them for prompts at least: fewer "
-        "make shorter pauses between tokens.",
+        "make shorter pauses between tokens. Prompt tokens behind a long context count for more, as they take longer.",
         unset="a prompt's pieces are as long as alone",
+    )
+    mixed_tile: int = _option(
+        1,
+        integer(1),
+        "Limits",
+        "Tokens that kernels take at once: a prompt that is cut for such a step fills whole tiles.",
     )
     max_queue: int = _option(128, integer(0), "Limits", "Most requests that wait; further ones are answered 429.")
     max_body: int = _option(32 * 2**20, size(), "Limits", "Largest request body; larger ones are answered 413.")

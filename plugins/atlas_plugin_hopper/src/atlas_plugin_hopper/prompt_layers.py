@@ -24,7 +24,7 @@ from atlas_nvidia.implementations.base import (
 )
 from atlas_plugin_hopper.prompts import PEERS, WIDE, Tiles, tokens_map, weight_map
 
-TALL, TALL_HEADS = Tiles(192, 224, 4, 1.05), Tiles(192, 128, 5, 1.08)
+TALL, TALL_HEADS = Tiles(192, 224, 4, 1.0), Tiles(192, 128, 5, 1.05)
 GATE_UP: Mapping[Tiles, str] = {WIDE: "gate_up_tma", TALL: "gate_up_tma_192"}
 """Modules of gate_up_tma.cu."""
 QKV: Mapping[int, Mapping[Tiles, str]] = {128: {WIDE: "qkv_tma", TALL_HEADS: "qkv_tma_192"}, 64: {WIDE: "qkv_tma_64"}}

@@ -78,8 +78,8 @@ class Tiles:
         return -(-tokens // tile) * tile * columns * self.rows
 
 
-WIDE, NARROW = Tiles(128, 256, 4, 1.0), Tiles(128, 128, 6, 1.15)
-NARROW_PARTS, TALL_PARTS = Tiles(128, 128, 6, 1.15, parts=2), Tiles(192, 128, 5, 1.08, parts=2)
+WIDE, NARROW = Tiles(128, 256, 4, 1.0), Tiles(128, 128, 6, 1.05)
+NARROW_PARTS, TALL_PARTS = Tiles(128, 128, 6, 1.05, parts=2), Tiles(192, 128, 5, 1.05, parts=2)
 INSTANCES: Mapping[Tiles, str] = {
     WIDE: "linear_tma",
     NARROW: "linear_tma_128",
