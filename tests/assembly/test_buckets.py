@@ -12,10 +12,12 @@ from atlas_core.settings import Settings
 SHORT = 1024
 
 
-def listed(rows=40, prefill=8192, mixed=None, longest=9216, bucketed=True):
+def listed(rows=40, prefill=8192, mixed=None, longest=9216, bucketed=True, tile=1):
     layout = SlotLayout(rows, (longest // 64,), 8)
-    limits = Limits(layout, 64, (longest // 64 * rows,), 100, longest, prefill, 0, 4, max_mixed_tokens=mixed)
-    settings = Settings(max_batch_size=rows, max_prefill_tokens=prefill, max_mixed_tokens=mixed)
+    limits = Limits(
+        layout, 64, (longest // 64 * rows,), 100, longest, prefill, 0, 4, max_mixed_tokens=mixed, mixed_tile=tile
+    )
+    settings = Settings(max_batch_size=rows, max_prefill_tokens=prefill, max_mixed_tokens=mixed, mixed_tile=tile)
     return limits, buckets(settings, limits, bucketed)
 
 
@@ -38,6 +40,11 @@ def test_a_full_mixed_step_pays_for_no_token_that_is_not_there(mixed, own):
     assert (mixed in {bucket.tokens for bucket in found if bucket.max_query > 1}) is own
     if own:
         assert all(decodes + limits.prompt_tokens(decodes) == mixed for decodes in range(1, 41))
+
+
+def test_steps_of_whole_tiles_have_graphs_of_their_own():
+    _, found = listed(mixed=496, tile=128)
+    assert {128, 256, 384, 496} <= {bucket.tokens for bucket in found if bucket.max_query > 1}
 
 
 def test_short_prompts_are_captured_in_steps_of_fitting_sizes():

@@ -32,6 +32,9 @@ def workloads(draw):
         draw(st.integers(0, 2)),
         1000,
         prefix_cache=draw(st.booleans()),
+        max_mixed_tokens=draw(st.none() | st.integers(1, 9)),
+        mixed_tile=draw(st.sampled_from([1, 2, 4])),
+        even_context=draw(st.none() | st.integers(1, 40)),
     )
     if limits.prefix_cache and draw(st.booleans()):
         sizes = {

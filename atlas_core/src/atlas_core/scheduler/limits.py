@@ -54,7 +54,8 @@ class Limits:
                 f"{len(self.pages)} page pools for {len(self.layout.table_blocks)} block tables, at least one"
             )
         mixed = self.max_prefill_tokens if self.max_mixed_tokens is None else self.max_mixed_tokens
-        if min(self.max_prefill_tokens, mixed, self.layout.slots, self.mixed_tile, self.even_context or 1) < 1:
+        even = 1 if self.even_context is None else self.even_context
+        if min(self.max_prefill_tokens, mixed, self.layout.slots, self.mixed_tile, even) < 1:
             raise ValueError("max_prefill_tokens, max_mixed_tokens, mixed_tile, even_context and slots are at least 1")
         if self.max_waiting < 0:
             raise ValueError("max_waiting is at least 0")
