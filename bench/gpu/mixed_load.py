@@ -3,49 +3,107 @@
 
     atlas serve MODEL --hardware hopper --load-format dummy ... & python bench/gpu/mixed_load.py http://127.0.0.1:8888
 
-Clients hold streams of completions whose prompts differ; then prompts of the given length come, one after another. Times are those of
-events at the client. Printed are the time to first token of the long prompt alone and beside the streams, the median pause between
+Clients hold streams of completions whose prompts differ; then prompts of the given length come, one after another. Times are those at which
+events reach the client's process. Printed are the time to first token of the long prompt alone and beside the streams, the median pause between
 tokens without and with long prompts, and its 99th percentile from the arrival of the first to the answer to the last.
 """
 
 import argparse
+import json
 import random
+import selectors
+import socket
 import statistics
 import sys
-import threading
 import time
+from bisect import bisect_right
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import accumulate, pairwise
+from urllib.parse import urlsplit
 
-from over_http import WAIT, events, get
+from over_http import WAIT, get
 
-VOCABULARY, SETTLED = 32000, 60
+VOCABULARY, SETTLING, SETTLED = 32000, 150, 60
+"""Ids of prompts; tokens of each stream before anything counts, and those at its beginning that never do."""
+SOLO = 4
+"""Prompts that are read alone, after one another."""
+EVENT = b"data: {"
 NEAR = 0.06
 """Seconds behind an arrival in which the server has most to do with it."""
 GOALS = {"p99 / p50": 2.5, "p50 / p50 alone": 1.15, "speed of the prompt": 0.7}
 
 
-def prompt(seed: int, tokens: int) -> list[int]:
-    """Ids that no other seed has."""
-    rng = random.Random(seed)  # noqa: S311
-    return [rng.randrange(1000, VOCABULARY) for _ in range(tokens)]
+class Stream:
+    """One greedy completion that does not end early, as it arrives."""
+
+    def __init__(self, host: str, port: int, request: bytes) -> None:
+        self.arrived: list[tuple[float, bytes]] = []
+        self.events, self.ended = 0, False
+        self.asked = time.perf_counter()
+        self.socket = socket.create_connection((host, port))
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.socket.sendall(request)
+
+    def receive(self) -> None:
+        """Keep what there is, with the time; what it means is looked at later."""
+        data = self.socket.recv(1 << 16)
+        self.arrived.append((time.perf_counter(), data))
+        self.events += data.count(EVENT)
+        self.ended = not data
+
+    def times(self) -> list[float]:
+        """When each event had begun to arrive. Raises SystemExit when one is an error."""
+        whole = b"".join(data for _, data in self.arrived)
+        if b'"error"' in whole or not whole.startswith(b"HTTP/1.1 200"):
+            raise SystemExit(whole[-500:].decode(errors="replace"))
+        ends = [*accumulate(len(data) for _, data in self.arrived)]
+        found, at = [], whole.find(EVENT)
+        while at >= 0:
+            found.append(self.arrived[bisect_right(ends, at)][0])
+            at = whole.find(EVENT, at + 1)
+        return found
 
 
-def stream(base: str, ids: list[int], tokens: int, on_token: Callable[[float], None]) -> None:
-    """One greedy completion that does not end early."""
-    body = {"prompt": ids, "max_tokens": tokens, "temperature": 0, "ignore_eos": True, "stream": True}
-    for event in events(f"{base}/v1/completions", body):
-        if event.get("error"):
-            raise SystemExit(str(event["error"]))
-        on_token(time.perf_counter())
+class Clients:
+    """All streams of this process, read by one thread, so that none waits for another's turn to run."""
 
+    def __init__(self, base: str) -> None:
+        url = urlsplit(base)
+        self._host, self._port = url.hostname or "127.0.0.1", url.port or 80
+        self._selector = selectors.DefaultSelector()
 
-def first_token(base: str, ids: list[int]) -> float:
-    """Seconds from the request to its first token."""
-    began = time.perf_counter()
-    times: list[float] = []
-    stream(base, ids, 1, times.append)
-    return times[0] - began
+    def request(self, seed: int, length: int, tokens: int) -> bytes:
+        """A POST whose prompt no other seed has."""
+        rng = random.Random(seed)  # noqa: S311
+        ids = [rng.randrange(1000, VOCABULARY) for _ in range(length)]
+        body = {"prompt": ids, "max_tokens": tokens, "temperature": 0, "ignore_eos": True, "stream": True}
+        data = json.dumps(body).encode()
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: {self._host}\r\nContent-Type: application/json\r\nConnection: close\r\n"
+        return f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data
+
+    def open(self, request: bytes) -> Stream:
+        """Ask for a stream."""
+        stream = Stream(self._host, self._port, request)
+        self._selector.register(stream.socket, selectors.EVENT_READ, stream)
+        return stream
+
+    def read(self, until: Callable[[], bool]) -> None:
+        """Read whatever arrives, until something is the case."""
+        while not until():
+            ready = self._selector.select(WAIT)
+            if not ready:
+                raise SystemExit(f"nothing arrived for {WAIT:.0f} s")
+            for key, _ in ready:
+                key.data.receive()
+                if key.data.ended:
+                    self._selector.unregister(key.fileobj)
+                    key.data.socket.close()
+
+    def first_token(self, request: bytes) -> float:
+        """Seconds from a request to its first token, while all others are read as well."""
+        stream = self.open(request)
+        self.read(lambda: stream.ended or stream.events > 0)
+        return stream.times()[0] - stream.asked
 
 
 def percentile(values: list[float], share: float) -> float:
@@ -71,26 +129,20 @@ def main() -> int:
             if time.perf_counter() - began > WAIT:
                 raise
             time.sleep(0.2)
-    alone = statistics.median(first_token(options.base, prompt(1000 + i, options.prompt)) for i in range(4))
-    # Made beforehand: while this process makes one, none of its streams reads.
-    later = [prompt(2000 + i, options.prompt) for i in range(options.arrivals)]
-    arrived: list[list[float]] = [[] for _ in range(options.clients)]
-    clients = [
-        threading.Thread(target=stream, args=(options.base, prompt(i, 256), options.tokens, arrived[i].append))
-        for i in range(options.clients)
-    ]
-    for client in clients:
-        client.start()
-    while min(map(len, arrived)) < 150:
-        time.sleep(0.02)
+    clients = Clients(options.base)
+    alone = statistics.median(clients.first_token(clients.request(1000 + i, options.prompt, 1)) for i in range(SOLO))
+    # Made beforehand: while this process makes one, it reads none of its streams.
+    later = [clients.request(2000 + i, options.prompt, 1) for i in range(options.arrivals)]
+    running = [clients.open(clients.request(i, 256, options.tokens)) for i in range(options.clients)]
+    clients.read(lambda: min(stream.events for stream in running) >= SETTLING)
     start = time.perf_counter()
     beside, arrivals = [], []
-    for ids in later:
+    for request in later:
         arrivals.append(time.perf_counter())
-        beside.append(first_token(options.base, ids))
+        beside.append(clients.first_token(request))
     end = time.perf_counter()
-    for client in clients:
-        client.join()
+    clients.read(lambda: all(stream.ended for stream in running))
+    arrived = [stream.times() for stream in running]
     # The first tokens of a stream come while the prompts of others are read.
     pauses = [(later, later - earlier) for times in arrived for earlier, later in pairwise(times[SETTLED:])]
     quiet = [pause for at, pause in pauses if at < start]
