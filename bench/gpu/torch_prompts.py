@@ -67,7 +67,7 @@ def launches(backend: Any, op: str, tensors: dict[str, torch.Tensor], attrs: Map
 
     def keep(data: bytes) -> int:
         kept = tensors[f"kept {len(tensors)}"] = torch.frombuffer(bytearray(data), dtype=torch.uint8).cuda()
-        return kept.data_ptr()
+        return int(kept.data_ptr())
 
     context = BindContext(backend, buffers, tensors["counts"].data_ptr(), room, backend.facts().processors, keep)
     return chosen.name, list(chosen.bind(need, context))
