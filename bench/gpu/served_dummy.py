@@ -1,7 +1,7 @@
 # ruff: noqa: T201, INP001, S310 -- a script that prints, and asks the server that it starts
 """A model of full size with made-up weights, as served over HTTP: seconds until it is ready, tokens a second of N clients, experts read.
 
-    python bench/gpu/served_dummy.py CONFIG.json [--hardware hopper] [--clients 1 64] [--count] [-- OPTIONS OF atlas serve]
+    python bench/gpu/served_dummy.py CONFIG.json [--hardware hopper] [--clients 1 64] [--count | --count-only] [-- OPTIONS OF atlas serve]
 
 Starts ``atlas serve --load-format dummy`` on the configuration, beside which a byte-level tokenizer of its size is made up. Every client
 sends a prompt of its own, so that sequences go to different experts. The rate of N clients is the difference between long answers and
@@ -83,7 +83,7 @@ def rate(clients: int, options: argparse.Namespace, vocabulary: int) -> str:
     """Tokens a second; that answers to prompts that differ do too, and those to the same prompt begin alike."""
     short, long = options.tokens
     asked = [prompts(clients, options.prompt, vocabulary, 2 * clients + again) for again in range(2)]
-    timed(prompts(clients, options.prompt, vocabulary, 999), 4)
+    timed(prompts(1, options.prompt, vocabulary, 999), 4)
     once, _ = timed(asked[0], short)
     whole, texts = timed(asked[1], long)
     return (
@@ -92,12 +92,30 @@ def rate(clients: int, options: argparse.Namespace, vocabulary: int) -> str:
     )
 
 
-def experts() -> tuple[int, int]:
-    """(distinct experts read, mixtures run) so far."""
+def load() -> tuple[int, int, int]:
+    """(distinct experts read, mixtures run, sequences running) so far."""
     with urllib.request.urlopen(f"{BASE}/metrics", timeout=WAIT) as got:
         lines = got.read().decode().splitlines()
-    found = {line.split()[0]: float(line.split()[1]) for line in lines if line.startswith("atlas_")}
-    return int(found.get("atlas_experts_read_total", 0)), int(found.get("atlas_mixtures_run_total", 0))
+    found = {
+        line.split()[0]: int(float(line.split()[1])) for line in lines if line.startswith("atlas_") and "{" not in line
+    }
+    names = "atlas_experts_read_total", "atlas_mixtures_run_total", "atlas_requests_running"
+    return tuple(found.get(name, 0) for name in names)  # type: ignore[return-value]
+
+
+def distinct(clients: int, options: argparse.Namespace, vocabulary: int) -> float:
+    """Distinct experts a mixture, while all clients are answered and no prompt is read: such steps are not counted."""
+    asked = prompts(clients, options.prompt, vocabulary, 2 * clients)
+    seen = []
+    with ThreadPoolExecutor(1) as side:
+        ending = side.submit(timed, asked, options.tokens[1])
+        while not ending.done():
+            seen.append(load())
+            time.sleep(0.02)
+    full = [(read, run) for read, run, running in seen if running == clients and run > seen[0][1]]
+    if len(full) < 2 or full[-1][1] == full[0][1]:
+        raise SystemExit(f"{clients} clients were never answered at once for long: ask for more tokens")
+    return (full[-1][0] - full[0][0]) / (full[-1][1] - full[0][1])
 
 
 def main() -> None:
@@ -109,6 +127,7 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=1000, help="tokens of a prompt")
     parser.add_argument("--tokens", type=int, nargs=2, default=[32, 232], help="of a short answer and of a long one")
     parser.add_argument("--count", action="store_true")
+    parser.add_argument("--count-only", action="store_true")
     given = [*sys.argv[1:], "--"]
     options = parser.parse_args(given[: given.index("--")])
     config: dict[str, Any] = json.loads(options.config.read_text())
@@ -118,17 +137,16 @@ def main() -> None:
         folder = Path(place)
         (folder / "config.json").write_text(json.dumps(config))
         (folder / "tokenizer.json").write_text(json.dumps(start_up.tokenizer(vocabulary)))
-        with serving(folder, flags) as ready:
-            print(f"ready after {ready:.2f} s", flush=True)
-            for clients in options.clients:
-                print(rate(clients, options, vocabulary), flush=True)
-        if options.count:
+        if not options.count_only:
+            with serving(folder, flags) as ready:
+                print(f"ready after {ready:.2f} s", flush=True)
+                for clients in options.clients:
+                    print(rate(clients, options, vocabulary), flush=True)
+        if options.count or options.count_only:
             with serving(folder, [*flags, "--count-experts"]) as ready:
                 for clients in options.clients:
-                    before = experts()
-                    timed(prompts(clients, options.prompt, vocabulary, 2 * clients), options.tokens[0])
-                    read, run = (b - a for a, b in zip(before, experts(), strict=True))
-                    print(f"{clients} clients: {read / run:.1f} distinct experts a mixture", flush=True)
+                    found = distinct(clients, options, vocabulary)
+                    print(f"{clients} clients: {found:.1f} distinct experts a mixture", flush=True)
 
 
 if __name__ == "__main__":

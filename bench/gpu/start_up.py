@@ -1,12 +1,14 @@
 # ruff: noqa: T201, INP001, S310 -- a script that prints, and asks the server that it starts
 """From process start to the first token over HTTP: a checkpoint of Llama-3.1-8B's shape, written here, in the page cache and from disk.
 
-    python bench/gpu/start_up.py build-bench/llama8b [--hardware hopper] [--layers 32] [--rounds 2] [--cold] [-- OPTIONS OF atlas serve]
+    python bench/gpu/start_up.py build-bench/llama8b [--hardware hopper] [--layers 32] [--rounds 2] [--cold] [--packed] [-- OPTIONS OF atlas serve]
 
 The checkpoint (bf16, four shards, seeded) is written once and is in the page cache afterwards. Each round starts ``atlas serve`` and
 asks for one token as soon as /health says ready. ``--cold`` adds a round for which the shards were dropped from the page cache, beside
 the speed at which this disk gives them: a quarter of them before that round and another behind it, since disks of virtual machines
-are now faster and now slower; when the engine read from it, and how fast, is sampled meanwhile. Prints the server's ledger.
+are now faster and now slower; when the engine read from it, and how fast, is sampled meanwhile. ``--packed``
+adds rounds with ``--packed-cache``: one that writes the image, one that finds it in the page cache, with ``--cold`` one from disk. Prints
+the server's ledger.
 """
 
 import argparse
@@ -136,16 +138,13 @@ def tokenizer(size: int) -> dict[str, object]:
     }  # fmt: skip
 
 
-def drop_from_cache(folder: Path) -> int:
-    """Write the shards out and drop their pages; their bytes."""
+def drop_from_cache(folder: Path) -> None:
+    """Write shards and image out and drop their pages."""
     os.sync()
-    total = 0
-    for path in folder.glob("*.safetensors"):
+    for path in [*folder.glob("*.safetensors"), *folder.glob("images/*")]:
         file = os.open(path, os.O_RDONLY)
         os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
-        total += os.fstat(file).st_size
         os.close(file)
-    return total
 
 
 def disk_speed(folder: Path, nbytes: int = 4 << 30, threads: int = 8) -> float:
@@ -247,6 +246,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--cold", action="store_true")
+    parser.add_argument("--packed", action="store_true")
     given = [*sys.argv[1:], "--"]
     arguments = parser.parse_args(given[: given.index("--")])
     began = time.perf_counter()
@@ -258,15 +258,27 @@ def main() -> None:
         ready, first, _ = first_token(arguments.folder, options)
         print(f"page cache: ready {ready:.2f} s, first token {first:.2f} s", flush=True)
     if arguments.cold:
-        drop_from_cache(arguments.folder)
-        before = disk_speed(arguments.folder)
-        drop_from_cache(arguments.folder)
-        ready, first, read = first_token(arguments.folder, options)
-        drop_from_cache(arguments.folder)
-        after = disk_speed(arguments.folder)
-        goal = 1.3 * total / statistics.harmonic_mean([before, after]) + 2
-        print(f"disk: {before / 1e9:.2f} GB/s before and {after / 1e9:.2f} behind; ready {ready:.2f} s, first token {first:.2f} s, "
-              f"goal {goal:.2f} s; {read}", flush=True)  # fmt: skip
+        cold(arguments.folder, options, total)
+    if arguments.packed:
+        options += ["--packed-cache", str(arguments.folder / "images")]
+        for what in ("writes the image", "image in the page cache"):
+            ready, first, _ = first_token(arguments.folder, options)
+            print(f"{what}: ready {ready:.2f} s, first token {first:.2f} s", flush=True)
+        if arguments.cold:
+            cold(arguments.folder, options, total)
+
+
+def cold(folder: Path, options: list[str], total: int) -> None:
+    """A start from disk, between two looks at its speed."""
+    drop_from_cache(folder)
+    before = disk_speed(folder)
+    drop_from_cache(folder)
+    ready, first, read = first_token(folder, options)
+    drop_from_cache(folder)
+    after = disk_speed(folder)
+    goal = 1.3 * total / statistics.harmonic_mean([before, after]) + 2
+    print(f"disk: {before / 1e9:.2f} GB/s before and {after / 1e9:.2f} behind; ready {ready:.2f} s, first token {first:.2f} s, "
+          f"goal {goal:.2f} s; {read}", flush=True)  # fmt: skip
 
 
 if __name__ == "__main__":
