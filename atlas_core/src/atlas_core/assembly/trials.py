@@ -1,6 +1,8 @@
 """Conformance of installed hardware: from names to what is put on trial."""
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import cast
@@ -11,7 +13,7 @@ from atlas_core.assembly.trial_process import Tell, report_of
 from atlas_core.conformance import run
 from atlas_core.conformance.backends import CHECKS, test_backend
 from atlas_core.conformance.codecs import WeightCodec, codecs_of, plain_codecs
-from atlas_core.conformance.results import Report, Result, Timing
+from atlas_core.conformance.results import Report, Result, Timing, joined
 from atlas_core.contracts.backend import GpuBackend
 from atlas_core.kernels.library import KernelLibrary
 from atlas_core.plugins import Registry
@@ -26,22 +28,28 @@ BYTES_PER_GB = 1e9
 
 
 def test_hardware(
-    registry: Registry, hardware: str, text: str, heard: Callable[[Result], None]
+    registry: Registry, hardware: str, text: str, heard: Callable[[Result], None], jobs: int
 ) -> Iterator[tuple[str, Report]]:
     """The report of every hardware that matches and is present. Raises ResolveError when none is.
 
-    Each runs in a process of its own: a kernel that takes it down is named by the report.
+    Each runs in ``jobs`` processes of its own, between which its implementations are shared out: a kernel that takes one down is named by
+    the report. ``heard`` is called on as many threads.
     """
     for machine in _present(registry, hardware):
-        yield machine.name, report_of(partial(_test, registry, machine.name, text), heard)
+        with ThreadPoolExecutor(jobs) as pool:
+            parts = [partial(_test, registry, machine.name, text, part, jobs) for part in range(jobs)]
+            yield machine.name, joined(pool.map(lambda work: report_of(work, heard), parts))
 
 
-def _test(registry: Registry, hardware: str, text: str, tell: Tell) -> None:
-    """In the process of the trials."""
+def _test(registry: Registry, hardware: str, text: str, part: int, parts: int, tell: Tell) -> None:
+    """In a process of the trials, of which there are ``parts``; the first one tries the backend as well."""
     machine = choose_machine(registry, hardware)
+    # Neighbours in this order are of one op and cost alike, so that nobody gets all that are long.
+    own = tuple(sorted(machine.implementations, key=lambda implementation: implementation.op)[part::parts])
+    machine = replace(machine, implementations=own)
     backend = _open(machine)
     try:
-        found = _test_backend(backend, text, tell)
+        found = [] if part else _test_backend(backend, text, tell)
         report = run.test(_subject(machine, backend), _options(registry, machine, text), tell, tell)
         report.results[:0] = found
         tell(report)

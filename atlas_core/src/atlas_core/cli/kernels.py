@@ -172,11 +172,23 @@ def _trial(command: _Command) -> _Command:
 
 @group.command("test")
 @_trial
-def test(hardware: str, text: str, as_json: bool) -> int:
+@click.option(
+    "--jobs",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Processes at once, which share the device.",
+)
+def test(hardware: str, text: str, as_json: bool, jobs: int) -> int:
     """Hold every kernel against its op's reference, on the device. Exits 1 when one differs or was not tried."""
+    if (
+        jobs > 1
+    ):  # read by numpy's libraries as they are loaded in those processes, each of which would take all processors
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from atlas_core.assembly.trials import test_hardware
 
-    reports = dict(test_hardware(discover_plugins(), hardware, text, lambda result: None))
+    reports = dict(test_hardware(discover_plugins(), hardware, text, lambda result: None, jobs))
     _print_reports(reports, as_json)
     return 0 if all(report.ok for report in reports.values()) else 1
 

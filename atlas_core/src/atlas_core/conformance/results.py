@@ -94,6 +94,16 @@ class Report:
         return dict(sorted(rows.items()))
 
 
+def joined(reports: Iterable[Report]) -> Report:
+    """One report of what several processes tried."""
+    parts = list(reports)
+    return Report(
+        [result for report in parts for result in report.results],
+        sorted({name for report in parts for name in report.missing}),
+        "; ".join(report.lost for report in parts if report.lost),
+    )
+
+
 def _reasons(results: Iterable[Result]) -> list[str]:
     """Distinct reasons of refusals, in order of first appearance."""
     return list(dict.fromkeys(result.detail for result in results if result.status == "unsupported"))
