@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
@@ -15,13 +14,12 @@ from atlas_core.engine.loop import StepOutput
 from atlas_core.engine.runner import FORWARD, CapturedStep
 from atlas_core.model.planner import Bucket
 from atlas_core.model.program import Value
+from atlas_core.ops.arrays import numpy_dtype
 from atlas_core.ops.step import SlotLayout, Word
 from atlas_core.scheduler.plan import StepPlan
 from atlas_core.scheduler.sequence import Sequence as Running
 from atlas_core.vocab.dtype import DType
 from atlas_core.vocab.errors import EngineError
-
-_DTYPES = {DType.F32: np.dtype(np.float32), DType.BF16: np.dtype(ml_dtypes.bfloat16), DType.F16: np.dtype(np.float16)}
 
 
 @dataclass(slots=True)
@@ -55,7 +53,7 @@ class EmbeddingRunner:
         self._layout = layout
         self._hidden = hidden.name
         self._size = int(hidden.shape[1])
-        self._dtype = _DTYPES[hidden.dtype or DType.F32]
+        self._dtype = numpy_dtype(hidden.dtype or DType.F32)
         self._pooling = pooling
         self._sums: dict[Running, _Sum] = {}
         nbytes = max(-(-InputLayout(bucket).nbytes // 4) * 4 for bucket, _ in ordered)

@@ -3,13 +3,15 @@
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
-from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from atlas_core.vocab.errors import AtlasError, EngineError, RequestError
+
+if TYPE_CHECKING:  # loaded with the first grammar: most engines never see one
+    from llguidance import LLMatcher, LLTokenizer
 
 Row = npt.NDArray[np.uint32]
 _KEPT = 64
@@ -41,7 +43,7 @@ class Vocabulary(Protocol):
 class Matcher:
     """One sequence's place in its grammar."""
 
-    def __init__(self, matcher: LLMatcher) -> None:
+    def __init__(self, matcher: "LLMatcher") -> None:
         self._matcher = matcher
 
     @property
@@ -109,6 +111,8 @@ class Grammars:
         key = grammar, shown
         known = self._compiled.get(key)
         if known is None:
+            from llguidance import LLMatcher
+
             known = LLMatcher(self._tokenizer(shown), grammar, log_level=0)
             if known.is_error():
                 raise RequestError(
@@ -121,7 +125,7 @@ class Grammars:
         self._compiled.move_to_end(key)
         return Matcher(known.deep_copy())
 
-    def _tokenizer(self, shown: frozenset[int]) -> LLTokenizer:
+    def _tokenizer(self, shown: frozenset[int]) -> "LLTokenizer":
         found = self._tokenizers.get(shown)
         if found is None:
             found = self._tokenizers[shown] = _table(self._vocabulary, self._eos, self._size, shown)
@@ -169,11 +173,13 @@ class _Table:
         return ids
 
 
-def _table(vocabulary: Vocabulary, eos: Sequence[int], size: int, shown: frozenset[int]) -> LLTokenizer:
+def _table(vocabulary: Vocabulary, eos: Sequence[int], size: int, shown: frozenset[int]) -> "LLTokenizer":
     """The model's vocabulary; ids without text are control tokens, which no grammar allows.
 
     A model that has no token to end with gets one more that it cannot choose.
     """
+    from llguidance import LLTokenizer, TokenizerWrapper
+
     known = min(size, vocabulary.vocab_size)
     tokens = [vocabulary.token_bytes(token) for token in range(known)] + [b""] * (size - known)
     ends = [token for token in eos if token < size]

@@ -4,6 +4,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 from atlas_core.kernels.tree import Unit
 from atlas_core.vocab.errors import KernelError
@@ -66,10 +67,8 @@ def closure(source: str, includes: Sequence[str], read: Read) -> dict[str, str]:
     while queue:
         path = queue.pop()
         beside = path.rpartition("/")[0]
-        text = _strip(found[path])
-        for match in _INCLUDE.finditer(text):
-            place = f"{path}:{text[: match.start()].count(10) + 1}"
-            operand = match[1].decode("utf-8", "replace").strip()
+        for line, operand in _includes(found[path]):
+            place = f"{path}:{line}"
             quoted, angled = re.match(r'"([^"]+)"', operand), re.match(r"<([^>]+)>", operand)
             if quoted:
                 hit = _find(quoted[1], (beside, *includes), read)
@@ -92,7 +91,22 @@ def closure(source: str, includes: Sequence[str], read: Read) -> dict[str, str]:
                     "Changes behind <> are not seen by the build.",
                     "Use quotes.",
                 )
-    return {path: hashlib.sha256(found[path]).hexdigest() for path in sorted(found)}
+    return {path: _sha256(found[path]) for path in sorted(found)}
+
+
+@lru_cache(maxsize=256)
+def _includes(content: bytes) -> tuple[tuple[int, str], ...]:
+    """(line, operand) of every #include. Kept, since most headers belong to every module of a library."""
+    text = _strip(content)
+    return tuple(
+        (text[: match.start()].count(10) + 1, match[1].decode("utf-8", "replace").strip())
+        for match in _INCLUDE.finditer(text)
+    )
+
+
+@lru_cache(maxsize=256)
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
 def _digest(*parts: object) -> str:

@@ -145,10 +145,9 @@ class WeightStore:
         )
         if order is None:
             return Placed((extent,))
-        runs = _runs(order)
-        if len(runs) == 1:
-            width, (first, end) = extent.nbytes // rows[0], runs[0]
-            return Placed((Extent(extent.path, extent.start + first * width, (end - first) * width),))
+        if order and tuple(order) == tuple(range(order[0], order[0] + len(order))):
+            width = extent.nbytes // rows[0]
+            return Placed((Extent(extent.path, extent.start + order[0] * width, len(order) * width),))
         return Placed((extent,), order)
 
     def drawn(self, canonical: str) -> Sequence[Stretch] | None:

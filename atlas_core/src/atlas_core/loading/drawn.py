@@ -14,12 +14,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import log
-from statistics import NormalDist
 from typing import Protocol, runtime_checkable
 
-import ml_dtypes
 import numpy as np
 import numpy.typing as npt
+
+from atlas_core.ops.arrays import numpy_dtype
+from atlas_core.vocab.dtype import DType
 
 RESIDUAL, ROUTER, HEAD = 0.5, 4.0, 1.5
 """Standard deviations: of what a layer adds to a stream of 1, about; of router logits; of logits."""
@@ -87,13 +88,15 @@ def stretches(seed: int, tensor: str, spread: float, first: int, count: int) -> 
 @cache
 def pool(spread: float) -> npt.NDArray[np.uint16]:
     """Bits of POOL bfloat16 values of N(0, spread²), by inversion: 65,536 equally likely ones."""
-    values = (_quantiles() * np.float32(spread)).astype(ml_dtypes.bfloat16).view(np.uint16)[_ranks()]
+    values = (_quantiles() * np.float32(spread)).astype(numpy_dtype(DType.BF16)).view(np.uint16)[_ranks()]
     values.flags.writeable = False
     return values
 
 
 @cache
 def _quantiles() -> npt.NDArray[np.float32]:
+    from statistics import NormalDist  # with its fractions and decimals it is slow to load, and a checkpoint needs none
+
     normal = NormalDist()
     return np.array([normal.inv_cdf((index + 0.5) / 65536) for index in range(65536)], np.float32)
 

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import ml_dtypes
 import numpy as np
 
 from atlas_core.contracts.checkpoint import TokenizerSource
@@ -11,6 +10,7 @@ from atlas_core.contracts.model import NameMap
 from atlas_core.loading.accounting import sources_by_tensor
 from atlas_core.loading.directory import ModelDirectory
 from atlas_core.loading.drawn import Stretch, deviation, pool, stretches, vector
+from atlas_core.ops.arrays import numpy_dtype
 from atlas_core.vocab.dtype import DType
 from atlas_core.vocab.errors import CheckpointError
 from atlas_core.vocab.layout import StorageLayout, plain
@@ -70,7 +70,9 @@ class DummyCheckpoint:
             parts = [pool(stretch.deviation)[stretch.start :][: stretch.count] for stretch in drawn]
         else:
             user, offset = self._vectors[name]
-            whole = (vector(self._seed, user, count) - np.float32(offset)).astype(ml_dtypes.bfloat16).view(np.uint16)
+            whole = (
+                (vector(self._seed, user, count) - np.float32(offset)).astype(numpy_dtype(DType.BF16)).view(np.uint16)
+            )
             parts = [whole[start:end] for start, end in ranges]
         return np.concatenate([*parts, np.empty(0, np.uint16)]).view(np.uint8).data
 

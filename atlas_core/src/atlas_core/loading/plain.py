@@ -3,20 +3,16 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
+from atlas_core.ops.arrays import numpy_dtype
 from atlas_core.vocab.dtype import DType
 from atlas_core.vocab.errors import CheckpointError
 from atlas_core.vocab.layout import StorageLayout, plain
 from atlas_core.vocab.model import TensorInfo
 from atlas_core.vocab.verdict import Verdict
 
-_NUMPY: Mapping[str, np.dtype[Any]] = {
-    "f32": np.dtype("<f4"),
-    "bf16": np.dtype(ml_dtypes.bfloat16),
-    "f16": np.dtype("<f2"),
-}
+_SCALARS: Mapping[str, DType] = {"f32": DType.F32, "bf16": DType.BF16, "f16": DType.F16}
 # Integer buffers (position ids, token maps) travel in plain checkpoints and are no weights.
 _BUFFERS = frozenset({"i64", "i32", "bool"})
 
@@ -33,7 +29,7 @@ class PlainFormat:
             method = config.get("quant_method") or ", ".join(sorted(config))
             return Verdict.no(f"the checkpoint states a quantisation: {method}")
         for name, info in tensors.items():
-            if info.layout not in _NUMPY and info.layout not in _BUFFERS:
+            if info.layout not in _SCALARS and info.layout not in _BUFFERS:
                 return Verdict.no(f"{name} is stored as {info.layout}")
         return Verdict.yes(0, "every tensor is a plain array")
 
@@ -61,8 +57,8 @@ class PlainFormat:
 
 def _dtype(layout: str) -> np.dtype[Any]:
     try:
-        return _NUMPY[layout]
+        return numpy_dtype(_SCALARS[layout])
     except KeyError:
         raise CheckpointError(
-            f"the plain format has no layout {layout!r}", f"it has {', '.join(_NUMPY)}", "ask the format that owns it"
+            f"the plain format has no layout {layout!r}", f"it has {', '.join(_SCALARS)}", "ask the format that owns it"
         ) from None

@@ -2,14 +2,16 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-import tokenizers
 
 from atlas_core.contracts.checkpoint import BpeTables, TokenizerSource
 from atlas_core.text.vocabulary import Listed, Mapped, Vocabulary
 from atlas_core.vocab.errors import CheckpointError
+
+if TYPE_CHECKING:  # loaded with the first text that is encoded
+    import tokenizers
 
 CURE = "use a checkpoint whose tokenizer.json holds a byte-level or byte-fallback BPE or Unigram model"
 _BPE_OPTIONS = (
@@ -80,15 +82,17 @@ def _listed(tokens: Sequence[str], listed: Sequence[_AddedToken], decoder: Any) 
     return Tables(Listed(tokens, {number: token.content for number, token in added.items()}), added, decoder)
 
 
-def tables_of(encoder: tokenizers.Tokenizer, source: TokenizerSource) -> Tables:
+def tables_of(encoder: "tokenizers.Tokenizer", source: TokenizerSource) -> Tables:
     """The same by asking the library."""
     added = {token: Added(entry.content, entry.special) for token, entry in encoder.get_added_tokens_decoder().items()}
     ids = encoder.get_vocab(with_added_tokens=True)
     return Tables(Mapped(ids), added, msgspec.json.decode(source.json).get("decoder"))
 
 
-def build_encoder(source: TokenizerSource) -> tokenizers.Tokenizer:
+def build_encoder(source: TokenizerSource) -> "tokenizers.Tokenizer":
     """The tokenizer. Raises CheckpointError when the tokenizer.json is not understood."""
+    import tokenizers
+
     try:
         if source.tables is not None:
             return _plain(_from_tables(source.json, source.tables))
@@ -99,7 +103,7 @@ def build_encoder(source: TokenizerSource) -> tokenizers.Tokenizer:
         raise CheckpointError("tokenizer.json is not understood", str(error), CURE) from error
 
 
-def without_special(encoder: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+def without_special(encoder: "tokenizers.Tokenizer") -> "tokenizers.Tokenizer":
     """One that shares the model and takes control tokens in a text for ordinary characters."""
     added = sorted(encoder.get_added_tokens_decoder().items())
     literal = _plain(_assembled(encoder.model, encoder, [token for _, token in added]))
@@ -107,8 +111,10 @@ def without_special(encoder: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
     return literal
 
 
-def _from_tables(text: str, tables: BpeTables) -> tokenizers.Tokenizer:
+def _from_tables(text: str, tables: BpeTables) -> "tokenizers.Tokenizer":
     """What the text would give with these tables in it. Writing them into it, and reading them there, takes four times as long."""
+    import tokenizers
+
     document = msgspec.json.decode(text)
     vocabulary = {token: number for number, token in enumerate(tables.tokens)}
     if len(vocabulary) != len(tables.tokens):
@@ -126,8 +132,12 @@ def _from_tables(text: str, tables: BpeTables) -> tokenizers.Tokenizer:
     return _assembled(model, tokenizers.Tokenizer.from_str(msgspec.json.encode(document).decode()), added)
 
 
-def _assembled(model: Any, other: tokenizers.Tokenizer, added: Sequence[tokenizers.AddedToken]) -> tokenizers.Tokenizer:
+def _assembled(
+    model: Any, other: "tokenizers.Tokenizer", added: "Sequence[tokenizers.AddedToken]"
+) -> "tokenizers.Tokenizer":
     """A tokenizer of ``model`` that treats text as ``other`` does."""
+    import tokenizers
+
     made = tokenizers.Tokenizer(model)
     for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
         if getattr(other, part) is not None:
@@ -136,7 +146,7 @@ def _assembled(model: Any, other: tokenizers.Tokenizer, added: Sequence[tokenize
     return made
 
 
-def _plain(tokenizer: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+def _plain(tokenizer: "tokenizers.Tokenizer") -> "tokenizers.Tokenizer":
     # Some checkpoints carry training settings here, which would cut or pad every prompt.
     tokenizer.no_truncation()
     tokenizer.no_padding()

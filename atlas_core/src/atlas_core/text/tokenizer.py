@@ -1,15 +1,16 @@
 """Text to token ids and back, over one tokenizer.json."""
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
-
-import tokenizers
+from typing import TYPE_CHECKING, Any
 
 from atlas_core.contracts.checkpoint import TokenizerSource
 from atlas_core.text.detokenize import Detokenizer
 from atlas_core.text.encoder import CURE as _CURE
 from atlas_core.text.encoder import build_encoder, read_tables, tables_of, without_special
 from atlas_core.vocab.errors import CheckpointError, RequestError
+
+if TYPE_CHECKING:
+    import tokenizers
 
 
 class Tokenizer:
@@ -114,13 +115,13 @@ class Tokenizer:
     def _shown(self, token: int, skip_special: bool) -> bytes:
         return b"" if skip_special and token in self.special_ids else self.token_bytes(token)
 
-    def _encoding(self) -> tokenizers.Tokenizer:
+    def _encoding(self) -> "tokenizers.Tokenizer":
         # Two threads that are first at once both build it, and either result is good.
         if self._encoder is None:
             self._encoder = build_encoder(self._source)
         return self._encoder
 
-    def _without_special(self) -> tokenizers.Tokenizer:
+    def _without_special(self) -> "tokenizers.Tokenizer":
         # A tokenizer of its own: switching the shared one would race with other threads' encode.
         if self._literal is None:
             self._literal = without_special(self._encoding())

@@ -1,6 +1,7 @@
 """Where the weights of the Llama family lie, under each naming scheme. Pure."""
 
 from collections.abc import Iterator
+from functools import cache
 
 from atlas_core.contracts.model import NameMap, WeightSource
 from atlas_core.vocab.errors import CheckpointError
@@ -86,5 +87,9 @@ def row_order(spec: ModelSpec, part: str) -> tuple[int, ...] | None:
     heads = {"q": family.heads, "k": family.kv_heads}.get(part)
     if heads is None:
         return None
-    dim, half = family.head_dim, family.head_dim // 2
-    return tuple(head * dim + 2 * i + j for head in range(heads) for j in range(2) for i in range(half))
+    return _halves_apart(heads, family.head_dim)
+
+
+@cache
+def _halves_apart(heads: int, dim: int) -> tuple[int, ...]:
+    return tuple(head * dim + 2 * i + j for head in range(heads) for j in range(2) for i in range(dim // 2))

@@ -81,12 +81,13 @@ def pack(kernel: Kernel, geometry: Geometry, args: Sequence[Arg]) -> Command:
         raise KernelError(
             f"{kernel} takes {len(kernel.params)} arguments, got {len(args)}", f"it is declared with {names}"
         )
-    if geometry.grid[0] < 0 or geometry.grid[1:] != (1, 1) or geometry.block != (1, 1, 1) or geometry.shared:
+    tasks = geometry.grid[0]
+    if tasks < 0 or geometry.grid[1:] != (1, 1) or geometry.block != (1, 1, 1) or geometry.shared:
         raise KernelError(
             f"{kernel} cannot be launched as {geometry}", "on a CPU only grid[0], the number of tasks, has a meaning"
         )
     slots = [_slot(kernel, param, arg) for param, arg in zip(kernel.params, args, strict=True)]
-    return Command((kernel.address, geometry.grid[0], len(slots), *slots), kernel, tuple(args))
+    return Command((kernel.address, tasks, len(slots), *slots), kernel, tuple(args))
 
 
 def _show(arg: Arg) -> str:

@@ -30,6 +30,7 @@ class _Slab:
         self._pin: ctypes.c_char | None = ctypes.c_char.from_buffer(self._map)
         self.address = -(-ctypes.addressof(self._pin) // _HUGE) * _HUGE
         self._end = self.address + whole
+        self._free = whole
         self._used: list[tuple[int, int]] = []
 
     @property
@@ -38,21 +39,27 @@ class _Slab:
 
     def take(self, nbytes: int) -> int | None:
         """The address of a block, at a page's beginning: behind all others, else in the first gap; None when it fits nowhere."""
+        if nbytes > self._free:
+            return None
         start = -(-self._used[-1][1] // _PAGE) * _PAGE if self._used else self.address
         if start + nbytes <= self._end:
             self._used.append((start, start + max(nbytes, 1)))
+            self._free -= max(nbytes, 1)
             return start
         start = self.address
         for index, (first, last) in enumerate([*self._used, (self._end, self._end)]):
             if start + nbytes <= first:
                 self._used.insert(index, (start, start + max(nbytes, 1)))
+                self._free -= max(nbytes, 1)
                 return start
             start = -(-last // _PAGE) * _PAGE
         return None
 
     def give(self, address: int) -> None:
         """Take one block back."""
-        self._used = [block for block in self._used if block[0] != address]
+        kept = [block for block in self._used if block[0] != address]
+        self._free += sum(end - start for start, end in self._used) - sum(end - start for start, end in kept)
+        self._used = kept
 
     def release(self) -> None:
         self._pin = None
