@@ -24,21 +24,8 @@ def test_quota(text, want):
 def test_a_quota_caps_the_processors(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     for text, want in (("max 100000", 8), ("250000 100000", 2), ("10000 100000", 1), ("", 8)):
-        monkeypatch.setattr(machine, "_read", lambda _, text=text: text)
+        monkeypatch.setattr(machine, "read", lambda _, text=text: text)
         assert machine.usable_processors() == want
-
-
-def test_memory_is_capped_by_the_control_group(monkeypatch):
-    files = {
-        "meminfo": "MemTotal: 1000 kB\nMemAvailable: 800 kB\nHugePages_Total: 0\n",
-        "memory.max": "512000\n",
-        "memory.current": "300000\n",
-        "memory.stat": "anon 5\ninactive_file 100000\nactive_file 50000\n",
-    }
-    monkeypatch.setattr(machine, "_read", lambda path: files.get(path.name, ""))
-    assert machine.memory() == (512000 - 150000, 512000)
-    files["memory.max"] = "max\n"
-    assert machine.memory() == (800 * 1024, 1000 * 1024)
 
 
 def test_the_probe_accepts_this_machine_last():
@@ -50,7 +37,7 @@ def test_the_probe_accepts_this_machine_last():
 
 def test_an_older_processor_refuses_kernels_that_would_crash_it(monkeypatch):
     flags = "fpu sse avx avx2 bmi1 bmi2 f16c fma movbe xsave avx512f"
-    monkeypatch.setattr(machine, "_read", lambda _: f"processor\t: 0\nmodel name\t: Old One\nflags\t\t: {flags}\n")
+    monkeypatch.setattr(machine, "read", lambda _: f"processor\t: 0\nmodel name\t: Old One\nflags\t\t: {flags}\n")
     assert machine.missing_features("x86-64-v3") == ()
     lacks = ("avx512_vnni", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
     assert machine.missing_features("x86-64-v4-vnni") == lacks
@@ -62,7 +49,7 @@ def test_an_older_processor_refuses_kernels_that_would_crash_it(monkeypatch):
 
 def test_the_richest_architecture_that_runs_ranks_first(monkeypatch):
     flags = " ".join(ARCHS["x86-64-v4-amx"].features)
-    monkeypatch.setattr(machine, "_read", lambda _: f"flags\t\t: {flags}\n")
+    monkeypatch.setattr(machine, "read", lambda _: f"flags\t\t: {flags}\n")
     monkeypatch.setattr(machine.platform, "machine", lambda: "x86_64")
     verdicts = {arch: machine.runs(arch) for arch in ("native-12345678", *ARCHS)}
     accepted = sorted((name for name, verdict in verdicts.items() if verdict.ok), key=lambda name: -verdicts[name].rank)

@@ -21,7 +21,7 @@ from atlas_core.loading.hub import offline
 from atlas_core.plugins import PluginRecord, Registry, survey
 from atlas_core.plugins.probe import Prober
 from atlas_core.plugins.registry import canonical
-from atlas_core.runtime.host import available_memory
+from atlas_core.runtime.host import memory
 from atlas_core.server.listen import bind_socket
 from atlas_core.settings import Settings
 from atlas_core.vocab.errors import AtlasError
@@ -48,7 +48,7 @@ def gather(settings: Settings, mistake: AtlasError | None = None) -> Facts:
         cache=str(cache),
         cache_error=_write_error(cache),
         cache_free=_free(cache),
-        memory_free=available_memory(),
+        memory_free=memory()[0] or None,
         address=f"{settings.bind} port {settings.port}",
         port_error=_port_error(settings),
         token=_token(),

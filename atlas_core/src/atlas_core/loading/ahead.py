@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from atlas_core.contracts.checkpoint import Extent
 from atlas_core.loading.extents import ALIGNMENT, MARGIN, ExtentReader
-from atlas_core.runtime.host import available_memory
+from atlas_core.runtime.host import memory
 from atlas_core.vocab.errors import AtlasError
 
 BLOCK = 8 << 20
@@ -49,7 +49,7 @@ class ReadAhead:
     def __init__(self, extents: Iterable[Extent], room: int | None = None) -> None:
         """``room``: blocks that are held at most; None: what this machine can spare."""
         if room is None:
-            room = min(_ROOM, (available_memory() or 0) // _SHARE // BLOCK)
+            room = min(_ROOM, memory()[0] // _SHARE // BLOCK)
         cut = [extent for run in _runs(extents) for extent in _cut(run)] if room >= _LEAST else []
         self._blocks = [_Block(index, extent) for index, extent in enumerate(cut)]
         self._of_file: dict[Path, list[_Block]] = {}

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from atlas_core.contracts.checkpoint import TokenizerSource
-from atlas_core.contracts.model import NameMap
+from atlas_core.contracts.model import NameMap, WeightSource
 from atlas_core.loading.accounting import sources_by_tensor
 from atlas_core.loading.directory import ModelDirectory
 from atlas_core.loading.drawn import Stretch, deviation, pool, stretches, vector
@@ -40,8 +40,12 @@ class DummyCheckpoint:
         self.pooling = directory.pooling()
         self._directory = directory
         self._seed = seed
-        self.tensors: Mapping[str, TensorInfo] = dict(_tensors(names, shapes))
-        users = sources_by_tensor({name: names.weights[name] for name in shapes if names.weights[name].tied_to is None})
+        wanted = _wanted(names, shapes)
+        users = sources_by_tensor(wanted)
+        self.tensors: Mapping[str, TensorInfo] = {
+            stored: _tensor(stored, [wanted[user] for user in found], shapes[found[0]])
+            for stored, found in users.items()
+        }
         tied = {names.weights[name].tied_to for name in shapes}
         self._spreads: dict[str, float] = {}
         self._vectors: dict[str, tuple[str, float]] = {}  # canonical name, and what is added when it is read
@@ -101,7 +105,8 @@ class DummyCheckpoint:
         return shape[0] if shape else 1
 
 
-def _tensors(names: NameMap, shapes: Mapping[str, tuple[int, ...]]) -> list[tuple[str, TensorInfo]]:
+def _wanted(names: NameMap, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, WeightSource]:
+    """The weights that have tensors of their own."""
     unknown = sorted(shapes.keys() - names.weights.keys())
     if unknown:
         raise CheckpointError(
@@ -109,15 +114,15 @@ def _tensors(names: NameMap, shapes: Mapping[str, tuple[int, ...]]) -> list[tupl
             "the model plugin contradicts itself",
             "report it to the plugin's authors",
         )
-    wanted = {name: names.weights[name] for name in shapes if names.weights[name].tied_to is None}
-    tensors = []
-    for stored, users in sources_by_tensor(wanted).items():
-        # Weights cut out of one fused tensor name its rows; the tensor is as long as the last of them.
-        lengths = [1 + max(order) for user in users if (order := wanted[user].row_order) is not None]
-        shape = shapes[users[0]]
-        if not wanted[users[0]].names:
-            shape = shape[1:]  # one expert of a stack
-        if lengths:
-            shape = (max(lengths), *shape[1:])
-        tensors.append((stored, TensorInfo(stored, shape, _LAYOUT.name, _LAYOUT.nbytes(shape))))
-    return tensors
+    return {name: names.weights[name] for name in shapes if names.weights[name].tied_to is None}
+
+
+def _tensor(stored: str, users: Sequence[WeightSource], shape: tuple[int, ...]) -> TensorInfo:
+    """``shape`` is that of the first of its users."""
+    if not users[0].names:
+        shape = shape[1:]  # one expert of a stack
+    # Weights cut out of one fused tensor name its rows; the tensor is as long as the last of them.
+    lengths = [1 + max(user.row_order) for user in users if user.row_order is not None]
+    if lengths:
+        shape = (max(lengths), *shape[1:])
+    return TensorInfo(stored, shape, _LAYOUT.name, _LAYOUT.nbytes(shape))

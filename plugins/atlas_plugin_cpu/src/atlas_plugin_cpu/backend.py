@@ -9,6 +9,7 @@ import numpy as np
 
 from atlas_core.contracts.backend import Capabilities, DeviceFacts, Launch
 from atlas_core.kernels.library import KernelLibrary
+from atlas_core.runtime import host
 from atlas_core.vocab.errors import DeviceError, UsageError
 from atlas_core.vocab.kernel import Arg, Geometry, LaunchAttrs, i32, i64, ptr
 from atlas_plugin_cpu import machine
@@ -63,9 +64,7 @@ class CpuBackend:
 
     def facts(self) -> DeviceFacts:
         """``processors`` is the number of threads that run kernels."""
-        return DeviceFacts(
-            machine.processor_name(), self._library.target.arch, machine.memory()[1], self._threads.threads
-        )
+        return DeviceFacts(machine.processor_name(), self._library.target.arch, host.memory()[1], self._threads.threads)
 
     def bind_to_thread(self) -> None:
         """Nothing to do: memory and threads belong to the process."""
@@ -96,7 +95,7 @@ class CpuBackend:
 
     def memory(self) -> tuple[int, int]:
         """(free, total) bytes that this process may have."""
-        return machine.memory()
+        return host.memory()
 
     def copy_h2d(self, source: memoryview | bytes, target: int) -> None:
         """Copy now."""

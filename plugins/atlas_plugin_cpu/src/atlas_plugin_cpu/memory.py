@@ -5,8 +5,8 @@ import contextlib
 import ctypes
 import mmap
 
+from atlas_core.runtime.host import memory
 from atlas_core.vocab.errors import BudgetError, DeviceError
-from atlas_plugin_cpu.machine import memory
 
 _PAGE = 4096
 _HUGE = 2 * 1024 * 1024
