@@ -7,7 +7,7 @@ Both servers read the same checkpoint, its weights in the same 16 bits; the GPU 
 more than --apart off. Greedy answers (plain, with a logit bias, with additive penalties, to a stop string) must be equal until the CPU's
 own lead over what the GPU chose is below twice that: what parts there is counted, and compared no further. Where a lead cannot be told from
 outside (repetition penalties, temperature, n answers, grammars) so many of all answers must be equal as --alike says; what ended within a
-grammar follows it. Streamed and whole answers of the GPU are equal. All of these find nothing in the prefix cache; those of the soak do.
+grammar follows it. Streamed and whole answers of the GPU are equal, but for n of them, which share steps. All of these find nothing in the prefix cache; those of the soak do.
 
 The soak: clients of all kinds at once for a while, a fourth of which goes away in the middle. Then nothing may be left: no sequence, no page,
 and the first request's answer is what it was. Exits 1 when anything is not so.
@@ -235,7 +235,9 @@ def compared(cpu: Server, gpu: Server, asked: argparse.Namespace) -> tuple[list[
             for c, g, s in zip(cs, gs, ss, strict=True)
         ]
         equal = sum((c.text, c.finish) == (g.text, g.finish) for c, g, _, _ in pairs)
-        if unlike := sum((g.text, g.finish) != (s.text, s.finish) for _, g, s, _ in pairs):
+        # Of n answers some may share a step with others or not, as they happen to arrive.
+        unlike = sum((g.text, g.finish) != (s.text, s.finish) for _, g, s, _ in pairs)
+        if unlike > ("n" in bodies[0]) * (1 - asked.alike) * len(pairs):
             wrong.append(f"{name}: {unlike} streamed answers are not what is answered whole")
         leads = [parted(c, g, body) for c, g, _, body in pairs] if told else []
         bad = [lead for at, lead in leads if at >= 0 and not lead < tie]
@@ -254,7 +256,7 @@ def compared(cpu: Server, gpu: Server, asked: argparse.Namespace) -> tuple[list[
             broken = [a.text for a in ends if not valid(name, a)]
             wrong += [f"{name}: {len(broken)} answers break it: {broken[:2]}"] if broken else []
             ended = sum(a.finish == "stop" for a in ends)
-            wrong += [f"{name}: only {ended} of {len(ends)} ended"] if 2 * ended < len(ends) else []
+            wrong += [f"{name}: only {ended} of {len(ends)} ended"] if 4 * ended < len(ends) else []
     return wrong, everything
 
 
