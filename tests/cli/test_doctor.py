@@ -23,6 +23,15 @@ def test_a_model_that_can_be_served(atlas):
     assert {finding["level"] for finding in found.values()} <= {"ok", "warn"}
 
 
+def test_a_model_that_nobody_could_fetch_is_a_failure(atlas):
+    ok, found = doctor(atlas, "/nowhere/model.gguf", "--port", "0")
+    assert not ok
+    assert (found["model"]["level"], found["model"]["what"]) == ("fail", "there is no model '/nowhere/model.gguf'")
+    assert "catalogue names: smollm2" in found["model"]["cure"]
+    ok, found = doctor(atlas, "somebody/something", "--port", "0", HF_HUB_OFFLINE="0")
+    assert (found["model"]["level"], found["model"]["why"]) == ("warn", "atlas serve will fetch it first")
+
+
 def test_the_text_ends_with_the_verdict(atlas):
     said = atlas("doctor", "--hardware", "cpu", "--port", "0")
     assert said.code == 0, said.err

@@ -107,6 +107,15 @@ def test_a_git_lfs_pointer_for_a_gguf_file(atlas, tmp_path):
     )
 
 
+def test_an_empty_file(atlas, model, tmp_path):
+    (tmp_path / "toy.gguf").touch()
+    serve(atlas, tmp_path / "toy.gguf").expect(
+        EXIT_CODES[CheckpointError], "toy.gguf is not a model's file", "it is empty", "download it again"
+    )
+    (model / "config.json").write_text("")
+    serve(atlas, model).expect(EXIT_CODES[CheckpointError], "config.json", "it is empty")
+
+
 def test_weights_of_another_shape(atlas, model):
     edit(model / "config.json", intermediate_size=256)
     serve(atlas, model).expect(EXIT_CODES[CheckpointError], "256", "128")

@@ -16,7 +16,7 @@ from atlas_core.assembly.machine import choose_machine, compute_target, kernel_t
 from atlas_core.assembly.model import catalogue
 from atlas_core.kernels.library import KernelLibrary, build_command
 from atlas_core.loading.cached import cached_model
-from atlas_core.loading.fetch import cache_directory
+from atlas_core.loading.fetch import cache_directory, refuse_unknown
 from atlas_core.loading.hub import offline
 from atlas_core.plugins import PluginRecord, Registry, survey
 from atlas_core.plugins.probe import Prober
@@ -106,12 +106,13 @@ def _machine(registry: Registry, facts: HardwareFacts) -> HardwareFacts:
 def _model(registry: Registry, settings: Settings) -> ModelFacts:
     name = settings.model or ""
     path = cached_model(name, catalogue(registry), settings.revision)
-    if path is None:
-        return ModelFacts(name, None)
     try:
+        if path is None:
+            refuse_unknown(name, catalogue(registry))
+            return ModelFacts(name, None)
         found = explain(registry, replace(settings, model=str(path), revision=None))
     except AtlasError as error:
-        return ModelFacts(name, str(path), error=error)
+        return ModelFacts(name, str(path) if path else None, error=error)
     return ModelFacts(name, str(path), found["target"])
 
 

@@ -40,8 +40,14 @@ def resolve_model(
     for entry in catalogue:
         if entry.name == model:
             return _from_catalogue(entry, revision, progress, cache or cache_directory())
-    if HUB_ID.fullmatch(model):
-        return snapshot(model, revision, progress)
+    refuse_unknown(model, catalogue)
+    return snapshot(model, revision, progress)
+
+
+def refuse_unknown(model: str, catalogue: Sequence[CatalogueEntry]) -> None:
+    """Raise UsageError for a name that is not here and that nobody could fetch."""
+    if HUB_ID.fullmatch(model) or any(entry.name == model for entry in catalogue):
+        return
     names = ", ".join(sorted(entry.name for entry in catalogue)) or "none, since no installed plugin declares one"
     raise UsageError(
         f"there is no model {model!r}",

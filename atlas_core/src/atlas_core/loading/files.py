@@ -66,7 +66,9 @@ def head(path: Path) -> bytes:
 
 
 def impostor(head: bytes) -> str:
-    """What the first bytes of a file look like when they are not a model's: a git-lfs pointer, a web page, or nothing."""
+    """What the first bytes of a file look like when they are not a model's: a git-lfs pointer, a web page, none at all; else nothing."""
+    if not head:
+        return "it is empty"
     if head.startswith(b"version https://git-lfs"):
         size = re.search(rb"^size (\d+)$", head, re.MULTILINE)
         wanted = f" for a file of {int(size.group(1))} bytes" if size else ""
