@@ -1,4 +1,4 @@
-"""Products have the same bits on every processor: one program, built for each architecture, run here or by qemu."""
+"""Products and attention have the same bits on every processor: one program, built for each architecture, run here or by qemu."""
 
 import platform
 import shutil
@@ -20,8 +20,8 @@ INCLUDES = (
     Path(atlas_core.kernels.__file__).parent / "include",
 )
 FLAGS = ("-std=c++17", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-exceptions", "-fno-rtti", "-w")
-LINES = 9 * 16 * (1 + 3 + 21)
-"""Block formats, columns of a group, rows."""
+LINES = 9 * 16 * (1 + 3 + 21) + 3 * 40 * (1 + 23)
+"""Block formats, columns of a group, rows; heads, their dimensions, tokens."""
 FOREIGN = [name for name, arch in ARCHS.items() if arch.machine == "aarch64"]
 OWN = [name for name, arch in ARCHS.items() if arch.machine == "x86_64"]
 

@@ -68,7 +68,7 @@ class Op:
     [layer, page, 2, head, token, dim]), stores ``out`` operands into ``arrays`` and changes ``inout`` ones in place.
     ``attrs`` names the constants every node must give (all fixed at capture). ``tolerances`` is keyed by activation type.
     ``fast_of_row`` is what fast numerics in float32 may add to a tolerance's ``of_row``: activations rounded to 8 bits err in
-    proportion to the whole row. Narrower activation types have tolerances of their own.
+    proportion to the whole row, and so do factors of attention rounded to bfloat16. Narrower activation types have tolerances of their own.
     ``flops`` and ``bytes`` take (shapes, attrs) and count one execution at these shapes; bytes exclude packed weights.
     """
 

@@ -22,12 +22,12 @@ class Arch:
 
 _V3 = frozenset({"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "xsave"})
 _V4 = _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx512_vnni"}
-_AMX = _V4 | {"avx512_bf16", "amx_tile", "amx_int8"}
+_AMX = _V4 | {"avx512_bf16", "amx_tile", "amx_int8", "amx_bf16"}
 
 ARCHS: Mapping[str, Arch] = {
     "x86-64-v4-amx": Arch(
-        "x86_64", _AMX, ("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16", "-mamx-tile", "-mamx-int8"),
-        "x86_64_v4+avx512vnni+avx512bf16+amx_tile+amx_int8", 40,
+        "x86_64", _AMX, ("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16", "-mamx-tile", "-mamx-int8", "-mamx-bf16"),
+        "x86_64_v4+avx512vnni+avx512bf16+amx_tile+amx_int8+amx_bf16", 40,
     ),
     "x86-64-v4-vnni": Arch(
         "x86_64", _V4, ("-march=x86-64-v4", "-mavx512vnni"), "x86_64_v4+avx512vnni", 30

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from atlas_core.contracts.ops import BindContext, KVLayout, OpNeed
 from atlas_core.vocab.dtype import DType
 from atlas_core.vocab.kernel import Arg, f32, i32, ptr
-from atlas_plugin_cpu.base import CpuImplementation, addresses, ints
+from atlas_core.vocab.verdict import Verdict
+from atlas_plugin_cpu.base import RANK, CpuImplementation, addresses, ints
 
 _MAX_HEAD_DIM = 256
 _TILE = 16
@@ -67,3 +68,23 @@ class PagedAttention(_Cached):
             *operands, self._layer(need, context), *addresses(context, "y"),
             *ints(need, "q_heads"), *self._cache_ints(need), *ints(need, "window"), f32(need.attrs["scale"]),
         )  # fmt: skip
+
+
+class FastPagedAttention(PagedAttention):
+    """The same walk for 96 pairs, with factors rounded to bfloat16: their products are what tiles (AMX) add up."""
+
+    module = "attention_fast"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.name = "cpu.fast_paged_attention"
+        self.kernels = ((self.module, "fast_paged_attention"),)
+
+    def supports(self, need: OpNeed) -> Verdict:
+        """Yes for fast numerics."""
+        verdict = super().supports(need)
+        return Verdict.yes(RANK, "factors rounded to bf16, sums in float32") if verdict.ok else verdict
+
+    def _refusals(self, need: OpNeed) -> list[str]:
+        reasons = [] if need.numerics == "fast" else ["rounds factors to bf16, which exact numerics do not"]
+        return reasons + super()._refusals(need)

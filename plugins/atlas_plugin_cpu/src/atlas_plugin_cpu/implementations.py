@@ -31,6 +31,7 @@ def implementations() -> list[OpImplementation]:
         tail.Sample(),
         tail.Logprobs(),
         tail.Advance(),
+        cached.FastPagedAttention(),
         fast.FastLinear(),
         fast.FastHead(),
         fast.FastLinearAdd(),

@@ -1,8 +1,10 @@
-// Prints the bits of products in every block format, of made-up rows and weights: the same program on every processor.
+// Prints the bits of products in every block format, of made-up rows and weights, and of attention: the same program on every
+// processor.
 
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "attention_fast.cpp"
 #include "products.h"
 
 namespace {
@@ -49,10 +51,31 @@ void all(const char* name) {
     show<Format>(name, 1, 1), show<Format>(name, 3, 3), show<Format>(name, 21, 16);
 }
 
+// A prompt of 23 tokens, or of one, after 50: three heads of 40 dimensions that share keys.
+void attend_over_pages(int tokens) {
+    constexpr int kPage = 16, kPages = 5, kHeads = 3, kDim = 40, kContext = 50, kTable = ATLAS_TABLE_START, kStride = kTable + kPages;
+    static float cache[kPages * 2 * kPage * kDim], q[23 * kHeads * kDim], y[23 * kHeads * kDim];
+    for (float& value : cache) value = static_cast<float>(static_cast<int32_t>(next())) * 1e-9f;
+    for (float& value : q) value = static_cast<float>(static_cast<int32_t>(next())) * 1e-9f;
+    int32_t counts[8] = {}, state[kStride] = {};
+    counts[ATLAS_TOKENS] = tokens, counts[ATLAS_SEQUENCES] = 1;
+    state[ATLAS_POSITION] = kContext;
+    for (int page = 0; page < kPages; ++page) state[kTable + page] = kPages - 1 - page;
+    const int32_t cu_q[2] = {0, tokens}, row_slot[1] = {0};
+    fast_paged_attention(counts, q, cu_q, row_slot, state, cache, y, kHeads, 1, kDim, kPage, kStride, kTable, 16,
+                         0, 0.158f, 0, 1);
+    for (int i = 0; i < tokens * kHeads * kDim; ++i) {
+        uint32_t bits;
+        memcpy(&bits, y + i, sizeof bits);
+        printf("attention %d %d %08x\n", tokens, i, bits);
+    }
+}
+
 }  // namespace
 
 int main() {
     all<Q4_0>("q4_0"), all<Q4_1>("q4_1"), all<Q5_0>("q5_0"), all<Q5_1>("q5_1"), all<Q8_0>("q8_0");
     all<Q4_K>("q4_k"), all<Q5_K>("q5_k"), all<Q6_K>("q6_k"), all<Iq4_Xs>("iq4_xs");
+    attend_over_pages(1), attend_over_pages(23);
     return 0;
 }

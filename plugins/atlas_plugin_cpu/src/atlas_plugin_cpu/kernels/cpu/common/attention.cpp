@@ -1,59 +1,20 @@
-// Keys and values in pages, and causal attention over them.
+// Keys and values in pages, and causal attention over them in float32.
 //
-// A page of a layer is [2, kv heads, page_tokens, head_dim] floats, keys first. Where a page holds whole tiles of 16
-// tokens (key_tile 16), the keys of a tile are turned, [head_dim, 16], so that one load brings one dimension of 16 keys;
-// else they are turned on the way. Attention walks over keys in blocks of 64 absolute positions with a running maximum
-// (Milakov and Gimelshein, 2018). What a query gets depends on its own position, its window and the keys alone: never on
-// other queries, on how a prompt was cut into chunks, or on the number of tasks.
+// Attention walks over keys in blocks of 64 absolute positions with a running maximum (Milakov and Gimelshein, 2018). What a
+// query gets depends on its own position, its window and the keys alone: never on other queries, on how a prompt was cut
+// into chunks, or on the number of tasks.
 
 #include "atlas_step.h"
-#include "rows.h"
+#include "pages.h"
 
 namespace {
 
-constexpr int kKeys = 64;  // positions in a block
-constexpr int kTiles = kKeys / kLanes;
+constexpr int kTiles = kKeyTiles;
 constexpr int kQueries = 24;  // pairs of a query and a head that share one walk over the keys
-constexpr int kMaxDim = 256;
-
-ATLAS_INLINE int smaller(int a, int b) { return a < b ? a : b; }
-ATLAS_INLINE int greater(int a, int b) { return a > b ? a : b; }
-
-// One head's keys and values through a block table; ``values`` is the distance from keys to values.
-struct Pages {
-    const float* base;
-    const int32_t* table;
-    int page_tokens, dim, key_tile;
-    size_t page, values;
-
-    // Where the place of a position begins; the key itself lies there only where keys are not turned.
-    ATLAS_INLINE const float* place(int position) const {
-        const int block = position / page_tokens;
-        return base + static_cast<size_t>(table[block]) * page +
-               static_cast<size_t>(position - block * page_tokens) * dim;
-    }
-
-    // Keys ``first`` to ``last`` of the 16 from ``start`` on as [dim, 16]; ``room`` is used when they must be turned.
-    const float* tile(int start, int first, int last, float* room) const {
-        if (key_tile == kLanes) return place(start);
-        for (int i = first; i <= last; ++i) {
-            const float* key = place(start + i);
-            for (int d = 0; d < dim; ++d) room[d * kLanes + i] = key[d];
-        }
-        return room;
-    }
-};
 
 struct Running {
     float maximum;
     f32x16 total;  // lane i sums positions i modulo 16
-};
-
-// One query in one head.
-struct Query {
-    const float* q;
-    float* y;
-    int first, last;  // positions that it sees
 };
 
 // Everything about up to kQueries queries that the walk keeps.
@@ -206,30 +167,10 @@ void paged_attention(const int32_t* counts, const float* q, const int32_t* cu_q,
                      const int32_t* state, const float* layer, float* y, int32_t q_heads, int32_t kv_heads,
                      int32_t head_dim, int32_t page_tokens, int32_t slot_stride, int32_t table_offset, int32_t key_tile,
                      int32_t window, float scale, int task, int ntasks) {
-    const int tokens = counts[ATLAS_TOKENS], rows = counts[ATLAS_SEQUENCES], group = q_heads / kv_heads;
-    // Heads that share keys are worked on together, unless that would leave tasks without work.
-    const int together = 2 * tokens * kv_heads >= ntasks ? smaller(group, kQueries) : 1;
-    const int parts = (group + together - 1) / together, tile = greater(kQueries / together, 1);
-    const size_t head = static_cast<size_t>(page_tokens) * head_dim;
+    const AttentionCall call = {counts, q, cu_q, row_slot, state, layer, y, q_heads, kv_heads, head_dim, page_tokens,
+                                slot_stride, table_offset, key_tile, window, counts[ATLAS_TOKENS],
+                                counts[ATLAS_SEQUENCES], ATLAS_POSITION};
     Walk walk;
-    int64_t item = 0;
-    for (int row = 0; row < rows; ++row) {
-        const int32_t* slot = state + static_cast<size_t>(row_slot[row]) * slot_stride;
-        for (int begin = cu_q[row]; begin < cu_q[row + 1]; begin += tile) {
-            const int count = smaller(tile, cu_q[row + 1] - begin);
-            for (int part = 0; part < kv_heads * parts; ++part) {
-                if (item++ % ntasks != task) continue;
-                const int kv_head = part / parts, low = part % parts * together, heads = smaller(together, group - low);
-                for (int i = 0; i < count * heads; ++i) {
-                    const int token = begin + i / heads, last = slot[ATLAS_POSITION] + token - cu_q[row];
-                    const size_t at =
-                        (static_cast<size_t>(token) * q_heads + kv_head * group + low + i % heads) * head_dim;
-                    walk.query[i] = {q + at, y + at, window > 0 ? greater(last - window + 1, 0) : 0, last};
-                }
-                const Pages pages = {layer + kv_head * head, slot + table_offset, page_tokens, head_dim, key_tile,
-                                     2 * kv_heads * head, kv_heads * head};
-                attend(walk, count * heads, pages, scale);
-            }
-        }
-    }
+    each_walk(call, kQueries, task, ntasks, [&](int i, const Query& query) ATLAS_FLAT { walk.query[i] = query; },
+              [&](int count, const Pages& pages) ATLAS_FLAT { attend(walk, count, pages, scale); });
 }
