@@ -162,6 +162,9 @@ def test_a_killed_engine_fails_its_requests_and_the_server_says_so(tmp_path: Pat
         os.kill(int(child), signal.SIGKILL)
         last = [line for line in lines if line][-1]
     assert json.loads(last.removeprefix("data: "))["error"]["code"] == "faulted"
-    assert server.http.get("/health").json()["status"] == "faulted"
+    health = server.http.get("/health").json()
+    assert (health["status"], health["message"]) == ("faulted", "the engine process ended unexpectedly")
+    assert "killed by signal 9" in health["why"]
+    assert "E the engine has failed: the engine process ended unexpectedly" in server.log.read_text()
     assert server.http.post("/v1/completions", json=body).headers["x-should-retry"] == "false"
     assert server.stop() == 0

@@ -6,6 +6,7 @@ from atlas_core.contracts.declarations import KernelRoot
 from atlas_core.kernels.scan import scan
 from atlas_core.vocab.errors import DeviceError
 from atlas_nvidia import driver
+from atlas_nvidia.implementations.attention import Decode
 from atlas_plugin_gb10.implementations import DEPTHS, NORM_DEPTH, implementations
 from atlas_plugin_gb10.plugin import gb10
 from atlas_plugin_gb10.probe import probe
@@ -71,3 +72,19 @@ def test_rings_are_as_deep_as_their_sources_are_compiled():
     wanted = streamed | dict.fromkeys(shallow, NORM_DEPTH)
     assert depths == wanted | {f"{module}_f16": depth for module, depth in wanted.items()}
     assert {module for i in implementations() for module, _ in i.kernels if module in depths} == set(depths)
+
+
+def test_decode_attention_has_as_many_warps_as_its_sources_are_compiled_with():
+    tree, _ = scan([KernelRoot("atlas_nvidia"), KernelRoot("atlas_plugin_gb10")])
+    defines = {unit.module: dict(unit.defines) for unit in tree.units("gb10")}
+    own = [i for i in implementations() if isinstance(i, Decode)]
+    assert [i.name for i in own] == [
+        *(f"paged_decode_128_{group}" for group in (1, 2, 4, 8)), "paged_decode_128_4.f16", "paged_decode_128_8.f16",
+    ]  # fmt: skip
+    for implementation in own:
+        ((module, _),) = implementation.kernels
+        found = {name: int(value) for name, value in defines[module].items()}
+        assert found.pop("ELEMENT_F16", 0) == implementation.name.endswith(".f16")
+        wanted = {"HEAD_DIM": 128, "GROUP": implementation.group, "DECODE_WARPS": implementation.warps}
+        assert found == wanted
+        assert implementation.stages == 2, "what DECODE_STAGES is when nobody says"

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 
 from atlas_core.contracts.ops import OpImplementation, OpNeed
+from atlas_core.vocab.dtype import DType
+from atlas_nvidia.implementations.attention import GROUPS, Decode
 from atlas_nvidia.implementations.base import ELEMENTS
 from atlas_nvidia.implementations.fused import (
     COLUMNS,
@@ -22,6 +24,8 @@ DEPTHS = {8: 3, 16: 2}
 """GEMV_DEPTH of the instances of linear_gemv, by the tokens that they take (kernels/gb10/common/KERNEL.toml)."""
 NORM_DEPTH = 2
 """GEMV_DEPTH of norm_qkv, norm_gate_up, norm_linears and norm_route, MOE_DEPTH of moe_gate_up and moe_down."""
+HEAD, DECODE_WARPS = 128, 4
+"""Of the instances of paged_decode that a block has no room for otherwise: head size, and DECODE_WARPS."""
 _SAVED = streaming_bytes(COLUMNS, DEPTH) - streaming_bytes(COLUMNS, NORM_DEPTH)
 
 
@@ -63,6 +67,15 @@ class ShallowNormThenHeads(NormThenHeads):
     def shared(self, need: OpNeed) -> int:
         """Bytes of shared memory."""
         return super().shared(need) - _SAVED
+
+
+class ShallowDecode(Decode):
+    """Attention of one query a sequence over heads of 128: fewer warps, each with as much in flight, and no other shapes of blocks."""
+
+    def __init__(self, group: int, element: DType = DType.BF16) -> None:
+        super().__init__(HEAD, group, element)
+        self.warps = DECODE_WARPS
+        self.kernels = self.kernels[:1]
 
 
 class ShallowNormRoute(NormRoute):
@@ -107,6 +120,7 @@ def implementations() -> list[OpImplementation]:
             ShallowNormRoute(element),
             *(ShallowExperts(8, op, element) for op in STREAMED),
             ShallowNormLinears(element),
+            *(ShallowDecode(group, element) for group in GROUPS[element][HEAD]),
             *(ShallowStreamed(columns, residual, element) for columns in DEPTHS for residual in (False, True)),
         )
     ]
