@@ -27,6 +27,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from email.message import Message
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,7 @@ class Server:
             time.sleep(0.05)
         self.url = found[1]
 
-    def ask(self, path: str, body: Mapping[str, Any] | None = None) -> tuple[int, dict[str, Any], Mapping[str, str]]:
+    def ask(self, path: str, body: Mapping[str, Any] | None = None) -> tuple[int, dict[str, Any], Message]:
         """(status, body, headers) of a GET, or of a POST."""
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json"})
