@@ -37,12 +37,11 @@ def place(program: Program, segments: Sequence[PlannedSegment], bucket: Bucket) 
     for value in program.results:
         last[value.name] = len(steps)
     offsets: dict[str, int] = {}
+    alive: list[str] = []  # in the order of their beginnings, so that whoever has ended before this one has for all that follow
     for name in sorted(first, key=lambda n: (first[n], -sizes[n], n)):
-        busy = sorted(
-            (offsets[other], offsets[other] + sizes[other])
-            for other in offsets
-            if first[other] <= last[name] and first[name] <= last[other]
-        )
+        alive = [other for other in alive if last[other] >= first[name]]
+        busy = sorted((offsets[other], offsets[other] + sizes[other]) for other in alive)
+        alive.append(name)
         offset = 0
         for start, end in busy:
             if offset + sizes[name] <= start:
