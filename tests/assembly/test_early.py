@@ -1,6 +1,7 @@
 """The disk begins with what the start will want: the tensors as they lie, or the one image there is."""
 
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,8 @@ def seen(monkeypatch):
             listed = list(extents)
             files.update(extent.path for extent in listed)
             super().__init__(listed, 100)
+            while not all(block.done for block in self._blocks):
+                time.sleep(0.001)
 
         def take(self, extent, into):
             given = super().take(extent, into)

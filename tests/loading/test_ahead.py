@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -39,6 +40,13 @@ def taken(ahead, extent):
     return bytes(into[: extent.nbytes]) if ahead.take(extent, into) else None
 
 
+def settled(ahead):
+    """Once no more is being read."""
+    while ahead.held < ahead._room and not all(block.done for block in ahead._blocks):
+        time.sleep(0.001)
+    return ahead
+
+
 def wanted(extent):
     return extent.path.read_bytes()[extent.start : extent.start + extent.nbytes]
 
@@ -60,14 +68,14 @@ def test_whatever_is_given_is_what_the_file_holds(files, data):
 
 def test_all_of_it_is_given_once_where_there_is_room(files):
     parts = [Extent(path, start, 5000) for path in files for start in range(8, SIZE - 5000, 5000)]
-    ahead = ReadAhead(parts, 1000)
+    ahead = settled(ReadAhead(parts, 1000))
     assert [taken(ahead, part) for part in parts] == [wanted(part) for part in parts]
     assert taken(ahead, parts[0]) is None
     ahead.close()
 
 
 def test_neighbours_in_one_block_may_come_in_any_order(files):
-    ahead = ReadAhead([Extent(files[0], 0, SIZE)], 1000)
+    ahead = settled(ReadAhead([Extent(files[0], 0, SIZE)], 1000))
     parts = [Extent(files[0], at, 6000) for at in range(100, 60_000, 6000)]
     for part in [*parts[::-1]]:
         assert taken(ahead, part) == wanted(part)
@@ -76,9 +84,18 @@ def test_neighbours_in_one_block_may_come_in_any_order(files):
     assert ahead.held == 0
 
 
+def test_a_file_that_begins_in_the_page_cache_is_read_behind_that(files, monkeypatch):
+    monkeypatch.setattr(ExtentReader, "resident", lambda reader, extent: extent.start < 5 * BLOCK)
+    ahead = settled(ReadAhead([Extent(files[0], 0, SIZE)], 1000))
+    assert taken(ahead, Extent(files[0], 4 * BLOCK, BLOCK)) is None
+    assert taken(ahead, Extent(files[0], 5 * BLOCK, BLOCK)) == wanted(Extent(files[0], 5 * BLOCK, BLOCK))
+    ahead.close()
+
+
 def test_what_is_in_the_page_cache_stays_there(files, monkeypatch):
     monkeypatch.setattr(ExtentReader, "resident", lambda reader, extent: extent.path == files[0])
-    ahead = ReadAhead([Extent(path, 0, SIZE) for path in files], 1000)
+    ahead = settled(ReadAhead([Extent(path, 0, SIZE) for path in files], 1000))
+    assert not ahead.covers(files[0])
     assert taken(ahead, Extent(files[0], 0, 10)) is None
     assert taken(ahead, Extent(files[1], 0, 10)) == wanted(Extent(files[1], 0, 10))
     ahead.close()
@@ -89,45 +106,66 @@ def test_room_is_made_for_what_comes_next(files):
     ahead = ReadAhead([Extent(path, 0, SIZE) for path in files], 32)
     for path in files:
         for at in range(0, 40 * BLOCK, 2 * BLOCK):
-            assert taken(ahead, Extent(path, at, BLOCK)) == wanted(Extent(path, at, BLOCK))
+            assert taken(settled(ahead), Extent(path, at, BLOCK)) == wanted(Extent(path, at, BLOCK))
     assert taken(ahead, Extent(files[0], BLOCK, BLOCK)) is None
     ahead.close()
 
 
-def test_a_reader_that_jumps_is_not_kept_waiting(files, monkeypatch):
-    go, real = threading.Event(), os.preadv
+@pytest.fixture
+def slow(monkeypatch):
+    """Reads wait for ``go``; ``begun`` counts them."""
 
-    def slow(*arguments):
-        go.wait()
+    class Slow:
+        go, begun = threading.Event(), threading.Semaphore(0)
+
+    real = os.preadv
+
+    def preadv(*arguments):
+        Slow.begun.release()
+        Slow.go.wait()
         return real(*arguments)
 
-    monkeypatch.setattr(os, "preadv", slow)
+    monkeypatch.setattr(os, "preadv", preadv)
+    yield Slow
+    Slow.go.set()
+
+
+def test_whoever_is_faster_does_not_wait_and_is_overtaken_again(files, slow):
     ahead = ReadAhead([Extent(path, 0, SIZE) for path in files], 32)
-    last = Extent(files[1], 39 * BLOCK, BLOCK)
-    threading.Timer(0.05, go.set).start()
-    assert taken(ahead, last) == wanted(last)
-    assert taken(ahead, Extent(files[0], 0, BLOCK)) is None
+    assert taken(ahead, Extent(files[1], 0, BLOCK)) is None
+    slow.go.set()
+    settled(ahead)
+    assert taken(ahead, Extent(files[1], BLOCK, BLOCK)) == wanted(Extent(files[1], BLOCK, BLOCK))
+    assert taken(ahead, Extent(files[0], 30 * BLOCK, BLOCK)) is None
     ahead.close()
 
 
-def test_readers_that_wait_are_let_go_at_the_end(files, monkeypatch):
-    go, real = threading.Event(), os.preadv
-
-    def slow(*arguments):
-        go.wait()
-        return real(*arguments)
-
-    monkeypatch.setattr(os, "preadv", slow)
+def test_readers_that_wait_are_let_go_at_the_end(files, slow):
     ahead = ReadAhead([Extent(files[0], 0, SIZE)], 32)
+    for _ in range(8):
+        slow.begun.acquire()
     found = []
-    reader = threading.Thread(target=lambda: found.append(taken(ahead, Extent(files[0], 30 * BLOCK, 1))))
+    reader = threading.Thread(target=lambda: found.append(taken(ahead, Extent(files[0], 3 * BLOCK, 1))))
     reader.start()
     ender = threading.Thread(target=ahead.close)
     ender.start()
     reader.join()
     assert found == [None]
-    go.set()
+    slow.go.set()
     ender.join()
+
+
+def test_what_turns_out_not_to_be_wanted_is_left_out(files, slow):
+    ahead = ReadAhead([Extent(path, 0, SIZE) for path in files], 1000)
+    for _ in range(8):
+        slow.begun.acquire()
+    kept = Extent(files[1], 9 * BLOCK + 5, 3 * BLOCK)
+    ahead.restrict([kept, Extent(files[0].with_name("other"), 0, 10)])
+    slow.go.set()
+    assert settled(ahead).held == 8 + 4
+    assert taken(ahead, kept) == wanted(kept)
+    assert taken(ahead, Extent(files[1], 8 * BLOCK, BLOCK)) is None
+    ahead.close()
 
 
 def test_a_machine_with_little_memory_does_without(files):
@@ -138,6 +176,7 @@ def test_a_machine_with_little_memory_does_without(files):
 
 def test_a_file_that_ends_early_or_is_not_there_is_left_to_the_others(files):
     ahead = ReadAhead([Extent(files[0], 0, SIZE + 10 * BLOCK), Extent(files[0].with_name("gone"), 0, 10)], 1000)
+    settled(ahead)
     assert taken(ahead, Extent(files[0], 0, BLOCK)) == wanted(Extent(files[0], 0, BLOCK))
     assert taken(ahead, Extent(files[0], SIZE, 10)) is None
     assert taken(ahead, Extent(files[0].with_name("gone"), 0, 10)) is None

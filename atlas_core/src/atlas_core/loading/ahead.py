@@ -1,16 +1,15 @@
 """Blocks of a checkpoint's files, read from the disk before anybody asks for them: from before there is a device, to the end."""
 
+import mmap
 import threading
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
-
 from atlas_core.contracts.checkpoint import Extent
-from atlas_core.loading.extents import ALIGNMENT, MARGIN, ExtentReader
+from atlas_core.loading.extents import MARGIN, ExtentReader
 from atlas_core.runtime.host import memory
 from atlas_core.vocab.errors import AtlasError
 
@@ -22,36 +21,41 @@ _ROOM, _SHARE = 512, 32
 _BEHIND = 16
 """Blocks before the one asked for last that may still be asked for: readers take turns in the order of the files."""
 _LEAST = 2 * _BEHIND
-"""Fewer blocks are not worth it, and might all wait to be asked for."""
+"""Fewer blocks are not worth it."""
 _GAP = 64 * 1024
 """Bytes between two extents that are rather read for nothing than left out."""
+_PROBES = 16
+"""Places of a file of which all are in the page cache when all of it is taken to be."""
 
 
 @dataclass(slots=True)
 class _Block:
-    """``data`` are the bytes of ``extent`` once ``done``, until all were ``taken``; None too when they lie in the page cache, or cannot be read."""
+    """``data`` are the bytes of ``extent`` once ``done``, until all were ``taken``; None too when nobody reads them here."""
 
     index: int
     extent: Extent
     done: bool = False
     taken: int = 0
-    data: npt.NDArray[np.uint8] | None = None
+    data: memoryview | None = None
 
 
 class ReadAhead:
     """Keeps the disk busy in the order of the files, within a bounded room of ordinary memory.
 
-    Planning a step and waking a device take a second in which a disk would have nothing to do, and later the pieces that suit
-    a device need not suit the disk. What is in the page cache is left there. A block that cannot be read is left to who asks
-    for it, and says why.
+    Imports, planning a step and waking a device take two seconds in which a disk would have nothing to do, and later the pieces
+    that suit a device need not suit the disk. What is in the page cache is left there. A block that cannot be read is left to who
+    asks for it, and says why. Imported before numpy is.
     """
 
     def __init__(self, extents: Iterable[Extent], room: int | None = None) -> None:
         """``room``: blocks that are held at most; None: what this machine can spare."""
         if room is None:
             room = min(_ROOM, memory()[0] // _SHARE // BLOCK)
-        cut = [extent for run in _runs(extents) for extent in _cut(run)] if room >= _LEAST else []
-        self._blocks = [_Block(index, extent) for index, extent in enumerate(cut)]
+        self._files = ExtentReader()
+        runs = [run for run in _runs(extents) if not self._cached(run)] if room >= _LEAST else []
+        self._blocks = [
+            _Block(index, extent) for index, extent in enumerate(part for run in runs for part in _cut(run))
+        ]
         self._of_file: dict[Path, list[_Block]] = {}
         for block in self._blocks:
             self._of_file.setdefault(block.extent.path, []).append(block)
@@ -60,7 +64,6 @@ class ReadAhead:
         self._kept = 0  # block before which none is kept
         self._closed = False
         self._changed = threading.Condition()
-        self._files = ExtentReader()
         self._threads = [
             threading.Thread(target=self._read, name="atlas-ahead", daemon=True)
             for _ in range(min(_THREADS, len(self._blocks)))
@@ -71,8 +74,10 @@ class ReadAhead:
     def take(self, extent: Extent, into: memoryview) -> bool:
         """Whether all of ``extent`` was read here, and now is at the beginning of ``into``.
 
-        Waits for the disk. Bytes are given up once taken: each is asked for once, in the order of the files, nearly.
+        Waits for reads that have begun. Bytes are given up once taken: each is asked for once, in the order of the files, nearly.
         """
+        import numpy as np  # others have imported it by now
+
         blocks = self._of_file.get(extent.path, [])
         place = bisect_right(blocks, extent.start, key=lambda block: block.extent.start) - 1
         position, end, target = extent.start, extent.start + extent.nbytes, np.frombuffer(into, np.uint8)
@@ -85,7 +90,7 @@ class ReadAhead:
                 return False
             part = data[position - start : end - start]
             # Not a slice of a memoryview, which would keep all other threads from running meanwhile.
-            np.copyto(target[position - extent.start :][: len(part)], part)
+            np.copyto(target[position - extent.start :][: len(part)], np.frombuffer(part, np.uint8))
             position += len(part)
             # All of it, not its end: neighbours that share a block come here in any order.
             with self._changed:
@@ -93,6 +98,22 @@ class ReadAhead:
                 if block.taken >= len(data):
                     self._drop(block)
         return True
+
+    def covers(self, path: Path) -> bool:
+        """Whether anything of a file is read here."""
+        return path in self._of_file
+
+    def restrict(self, extents: Iterable[Extent]) -> None:
+        """Leave out blocks in which nothing of ``extents`` lies, as far as they are not read yet."""
+        wanted: dict[Path, list[Extent]] = {}
+        for run in _runs(extents):
+            wanted.setdefault(run.path, []).append(run)
+        with self._changed:
+            for block in self._blocks[self._next :]:
+                runs, end = wanted.get(block.extent.path, []), block.extent.start + block.extent.nbytes
+                before = bisect_right(runs, end - 1, key=lambda run: run.start)
+                if not before or runs[before - 1].start + runs[before - 1].nbytes <= block.extent.start:
+                    block.done = True
 
     @property
     def held(self) -> int:
@@ -110,12 +131,25 @@ class ReadAhead:
             block.data = None
         self._files.close()
 
-    def _awaited(self, block: _Block) -> npt.NDArray[np.uint8] | None:
+    def _cached(self, run: Extent) -> bool:
+        """Whether all of a run is in the page cache, most likely: then nobody need ask for every block."""
+        step = max(1, run.nbytes // _PROBES)
+        with suppress(AtlasError):
+            return all(
+                self._files.resident(Extent(run.path, place, 1))
+                for place in range(run.start, run.start + run.nbytes, step)
+            )
+        return False
+
+    def _awaited(self, block: _Block) -> memoryview | None:
         with self._changed:
             for passed in self._blocks[self._kept : max(0, block.index - _BEHIND)]:
                 self._drop(passed)
                 self._kept = passed.index + 1
-            self._next = max(self._next, self._kept)
+            # Where nobody has begun to read, whoever asks does that himself, and reading goes on behind.
+            for passed in self._blocks[self._next : block.index + 1]:
+                passed.done = True
+                self._next = passed.index + 1
             self._changed.wait_for(lambda: block.done or self._closed or block.index < self._kept)
             return block.data
 
@@ -129,6 +163,8 @@ class ReadAhead:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._held < self._room or self._closed)
+                while self._next < len(self._blocks) and self._blocks[self._next].done:
+                    self._next += 1
                 if self._closed or self._next == len(self._blocks):
                     return
                 block = self._blocks[self._next]
@@ -143,12 +179,12 @@ class ReadAhead:
                     self._held -= 1
                 self._changed.notify_all()
 
-    def _bytes(self, extent: Extent) -> npt.NDArray[np.uint8] | None:
+    def _bytes(self, extent: Extent) -> memoryview | None:
         try:
             if self._files.resident(extent):
                 return None
-            room = _aligned(extent.nbytes + MARGIN)
-            begin = self._files.read(extent, room.data)
+            room = memoryview(mmap.mmap(-1, extent.nbytes + MARGIN))  # memory alone, and it begins at a whole block
+            begin = self._files.read(extent, room)
         except AtlasError:
             return None
         return room[begin : begin + extent.nbytes]
@@ -172,10 +208,3 @@ def _cut(run: Extent) -> Sequence[Extent]:
     end = run.start + run.nbytes
     starts = [run.start, *range((run.start // BLOCK + 1) * BLOCK, end, BLOCK)]
     return [Extent(run.path, a, b - a) for a, b in zip(starts, [*starts[1:], end], strict=True) if b > a]
-
-
-def _aligned(nbytes: int) -> npt.NDArray[np.uint8]:
-    """Fresh memory that begins at a whole block."""
-    room = np.empty(nbytes + ALIGNMENT, np.uint8)
-    skip = -room.ctypes.data % ALIGNMENT
-    return room[skip : skip + nbytes]

@@ -37,7 +37,9 @@ def place(program: Program, segments: Sequence[PlannedSegment], bucket: Bucket) 
     for value in program.results:
         last[value.name] = len(steps)
     offsets: dict[str, int] = {}
-    alive: list[str] = []  # in the order of their beginnings, so that whoever has ended before this one has for all that follow
+    alive: list[
+        str
+    ] = []  # in the order of their beginnings, so that whoever has ended before this one has for all that follow
     for name in sorted(first, key=lambda n: (first[n], -sizes[n], n)):
         alive = [other for other in alive if last[other] >= first[name]]
         busy = sorted((offsets[other], offsets[other] + sizes[other]) for other in alive)
