@@ -160,3 +160,10 @@ def test_what_says_where_in_a_cache_a_link_works_is_its_own():
     op = compose(unrolled(link, 3, PRIMITIVES), PRIMITIVES)
     assert {name for name in op.attrs if name.startswith("layer")} == {"layer.0", "layer.1", "layer.2"}
     assert [operand.name for operand in op.operands].count("c") == 1
+
+
+def test_an_op_tells_whether_its_parts_hand_on_activations():
+    norm = FusedCall("rms_norm", {"x": "x", "weight": "n", "y": "normed"}, {"eps": "eps"})
+    linear = FusedCall("linear", {"x": "normed", "weight": "w", "y": "y"})
+    assert compose(FusedOp("norm_linear", (norm, linear), ("y",)), PRIMITIVES).within
+    assert not compose(FusedOp("both", (norm, linear), ("normed", "y")), PRIMITIVES).within

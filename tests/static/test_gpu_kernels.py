@@ -27,6 +27,8 @@ LOCAL = {"STL", "LDL"}
 COPIES, PRODUCTS, MATRICES = "LDGSTS", "HMMA.16816.F32", "LDSM"
 WIDE_PRODUCTS = "HGMMA.64x128x16.F32"
 ANY_WIDE, BOXES, BULK = "HGMMA", "UTMALDG", "UBLKCP"
+ELSEWHERE = "STAS"
+"""st.async: stores to the shared memory of another block."""
 ALONE = "ACQBULK"
 """griddepcontrol.wait: what a kernel says that may begin before its predecessor has ended."""
 EARLY = "PREEXIT"
@@ -56,6 +58,8 @@ EXPECTED = {
     "atlas_plugin_hopper:skinny_qkv": {BOXES, ANY_WIDE, EARLY},
     "atlas_plugin_hopper:decoder_layers": {COPIES, BULK, PRODUCTS, MATRICES},
     "atlas_plugin_hopper:moe_decoder_layers": {COPIES, BULK, PRODUCTS, MATRICES},
+    "atlas_plugin_hopper:decoder_clusters": {COPIES, BULK, PRODUCTS, MATRICES, ELSEWHERE},
+    "atlas_plugin_hopper:narrow_head": {BULK, PRODUCTS, EARLY},
     "paged_decode": {COPIES, PRODUCTS, MATRICES},
     "paged_prefill": {COPIES, PRODUCTS, MATRICES},
 }

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atlas_core.vocab.errors import KernelError
+from atlas_core.vocab.errors import KernelError, ResidencyError
 from atlas_core.vocab.kernel import Arg, Geometry, LaunchAttrs, Param, TensorMap, f32, i32, i64, ptr, tensor_map, u32
-from atlas_nvidia.launch import Limits, PackedArguments, check_arguments, check_geometry
+from atlas_nvidia.launch import Limits, PackedArguments, check_arguments, check_geometry, check_residency
 
 FORMATS = {"ptr": "<Q", "i32": "<i", "u32": "<I", "i64": "<q", "f32": "<f"}
 LIMITS = Limits(1024, (1024, 1024, 64), (2**31 - 1, 65535, 65535), 227 * 1024, 8)
@@ -97,3 +97,11 @@ def test_geometry_beyond_the_device_is_refused(geometry: Geometry, attrs: Launch
 def test_geometry_at_the_limits_is_taken() -> None:
     attrs = LaunchAttrs(overlap=True, cluster=(8, 1, 1))
     check_geometry("k", Geometry((16, 65535, 1), (512, 1, 1), 227 * 1024 - 256), attrs, LIMITS, threads=512, static=256)
+
+
+def test_clusters_that_wait_for_each_other_must_all_have_room() -> None:
+    geometry = Geometry((112, 1, 1), (448, 1, 1), 0)
+    check_residency("k", geometry, (16, 1, 1), 7)
+    with pytest.raises(ResidencyError, match="7 clusters of 16 blocks") as caught:
+        check_residency("k", geometry, (16, 1, 1), 6)
+    assert caught.value.why == "this device runs 6 at once"

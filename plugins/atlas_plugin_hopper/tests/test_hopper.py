@@ -24,7 +24,7 @@ from atlas_core.vocab.layout import plain
 from atlas_nvidia.fused import fused_ops
 from atlas_nvidia.implementations import implementations as of_nvidia
 from atlas_nvidia.implementations.base import ELEMENTS
-from atlas_nvidia.launch import Limits, check_arguments, check_geometry
+from atlas_nvidia.launch import Limits, check_arguments, check_geometry, check_residency
 from atlas_plugin_hopper.chains import Sizes
 from atlas_plugin_hopper.fused import fused_ops as of_hopper
 from atlas_plugin_hopper.implementations import implementations
@@ -35,7 +35,7 @@ from atlas_plugin_hopper.prompts import INSTANCES, NARROW, NARROW_PARTS, TALL_PA
 from atlas_plugin_hopper.skinny import GATE_UP_ROWS, LINEAR_ROWS, LINEARS_ROWS, QKV_ROWS
 from atlas_plugin_hopper.tiles import Tiling, tiling
 
-H100 = Limits(1024, (1024, 1024, 64), (2**31 - 1, 65535, 65535), 227 * 1024, 8)
+H100 = Limits(1024, (1024, 1024, 64), (2**31 - 1, 65535, 65535), 227 * 1024, 16)
 STATIC = 1024
 BESIDE = "moe_shared_add_beside"
 LAYERS = 2
@@ -257,7 +257,9 @@ def test_all_layers_are_one_launch_that_is_told_where_every_link_finds_its_own(e
     )
     (launch,) = chain.implementation.bind(chain.need, context)
     assert (launch.module, launch.entry) in chain.implementation.kernels
-    assert launch.geometry.grid == (132, 1, 1)
+    assert launch.module.startswith("decoder_clusters")
+    assert launch.geometry.grid == (7 * 16, 1, 1)
+    assert launch.attrs == LaunchAttrs(overlap=True, cluster=(16, 1, 1), cooperative=True)
     table, words = kept
     assert not any(words)
     order = (
@@ -298,10 +300,51 @@ def test_the_type_of_what_lies_within_is_that_of_the_activations() -> None:
     assert verdict.reasons == ("it computes in bf16, not in f16",)
 
 
+class Crowded(CheckingBackend):
+    """A device that has no room for clusters that wait for each other."""
+
+    def prepare_launch(
+        self, kernel: tuple[str, str], geometry: Geometry, args: list[Arg], attrs: LaunchAttrs | None = None
+    ) -> NullLaunch:
+        """See GpuBackend."""
+        if attrs and attrs.cluster and attrs.cooperative:
+            check_residency(str(kernel), geometry, attrs.cluster, 6)
+        return super().prepare_launch(kernel, geometry, args, attrs)
+
+
+def test_where_seven_clusters_have_no_room_all_layers_are_one_launch_of_single_blocks() -> None:
+    (chain,) = (step for step in steps(1, DType.BF16, SMOLLM2) if step.need.op == "decoder_layers")
+    operands = {name: Buffer(0x10000 * (1 + n), 0x600) for n, name in enumerate(chain.need.operands)}
+    context = BindContext(Crowded(), operands, 1 << 12, Buffer(1 << 13, 0), 132, lambda data: 256)
+    (launch,) = chain.implementation.bind(chain.need, context)
+    assert (launch.module, launch.geometry.grid) == ("decoder_layers", (132, 1, 1))
+    assert launch.attrs == LaunchAttrs(cooperative=True)
+    assert (launch.module, launch.entry) in chain.implementation.kernels
+
+
 def test_words_of_all_blocks_have_room() -> None:
     sizes = Sizes(576, 1536, 9, 3, 64)
     each = 576 + 768 + 32 * 9 * 2 + 32 * 9 * 32
     assert sizes.words == 16 + 960 + 4 * each
+    assert sizes.cluster_words(7) == 16 + 2 * 4 * 7 * 288
+
+
+@pytest.mark.parametrize("element", ELEMENTS)
+@pytest.mark.parametrize(("tokens", "fused"), [(1, True), (8, True), (9, False)])
+def test_logits_of_a_narrow_model_are_one_launch_for_up_to_eight_rows(tokens: int, fused: bool, element: DType) -> None:
+    found = [step for step in steps(tokens, element, SMOLLM2) if step.need.op == "gather_norm_linear"]
+    assert bool(found) == fused
+    if fused:
+        assert found[0].implementation.name.removesuffix(f".{element.value}") == "narrow_head"
+        (launch,) = launches(found[0])
+        assert (launch.module, launch.entry) in found[0].implementation.kernels
+        # 512 rows are 32 tiles for 6 warps a block, of two tiles each.
+        assert launch.geometry == Geometry((6, 1, 1), (192, 1, 1), 6 * 2 * 16 * 1152 + tokens * (1152 + 64))
+
+
+def test_a_wide_head_stays_what_it_was() -> None:
+    found = steps(1, DType.BF16, replace(SMOLLM2, hidden=1152, heads=18, kv_heads=6))
+    assert [step.need.op for step in found if step.need.op.startswith("gather")] == ["gather_rows"]
 
 
 THIRTY = CHAIN_SHAPES[0]

@@ -132,7 +132,7 @@ def live_shape(case: Case, operand: str) -> tuple[int, ...]:
 
 def variants(op: Op, trial: Trial, activations: Sequence[DType], codecs: Sequence[WeightCodec]) -> Iterator[Variant]:
     """Every combination that makes a difference to this op; cache layouts are the implementation's to offer."""
-    typed = any(
+    typed = op.within or any(
         operand.kind == "cache"
         or (operand.kind == "activation" and operand.dtype is None and operand.name not in trial.first.dtypes)
         for operand in op.operands

@@ -126,7 +126,8 @@ class GpuBackend(Protocol):
     ) -> Launch:
         """Check kinds and number of ``args`` against the manifest and the geometry against the device, and pack them.
 
-        Raises KernelError naming the parameter that does not fit.
+        Raises KernelError naming the parameter that does not fit, ResidencyError when clusters that wait for each other
+        cannot all run at once.
         """
         ...
 

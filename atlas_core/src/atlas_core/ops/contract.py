@@ -69,6 +69,7 @@ class Op:
     ``attrs`` names the constants every node must give (all fixed at capture). ``tolerances`` is keyed by activation type.
     ``fast_of_row`` is what fast numerics in float32 may add to a tolerance's ``of_row``: activations rounded to 8 bits err in
     proportion to the whole row, and so do factors of attention rounded to bfloat16. Narrower activation types have tolerances of their own.
+    ``within`` tells that parts of a fused op hand on activations of no fixed type, whatever the type of its operands.
     ``flops`` and ``bytes`` take (shapes, attrs) and count one execution at these shapes; bytes exclude packed weights.
     """
 
@@ -80,6 +81,7 @@ class Op:
     flops: Callable[[Mapping[str, tuple[int, ...]], Mapping[str, Any]], int] = lambda shapes, attrs: 0
     summary: str = ""
     fast_of_row: float = 0.0
+    within: bool = False
 
     def operand(self, name: str) -> Operand:
         """The operand called ``name``. Raises KeyError."""

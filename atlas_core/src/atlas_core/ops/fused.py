@@ -16,12 +16,14 @@ def compose(fused: FusedOp, ops: Mapping[str, Op]) -> Op:
     """
     operands: dict[str, Operand] = {}
     produced: set[str] = set()
+    within = False
     for call in fused.body:
         for part in ops[call.op].operands:
             name = call.operands[part.name]
             if part.role == "out":
                 produced.add(name)
                 if name not in fused.outputs:
+                    within = within or (part.kind == "activation" and part.dtype is None)
                     continue
             elif name in produced:
                 continue
@@ -46,6 +48,7 @@ def compose(fused: FusedOp, ops: Mapping[str, Op]) -> Op:
     return Op(
         fused.name, tuple(operands.values()), attrs, reference, _tolerances(fused, ops), summary=_summary(fused),
         fast_of_row=sum(ops[call.op].fast_of_row for call in fused.body),
+        within=within,
     )  # fmt: skip
 
 

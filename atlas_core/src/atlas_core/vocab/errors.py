@@ -51,6 +51,10 @@ class KernelError(AtlasError):
     """A kernel is missing, stale, or failed to build; names op, target and the building command."""
 
 
+class ResidencyError(KernelError):
+    """Blocks of a launch that wait for each other cannot all run at once on this device; another kernel may do."""
+
+
 class BudgetError(AtlasError):
     """The plan does not fit into memory; says which term to lower."""
 

@@ -95,7 +95,10 @@ class Geometry:
 
 @dataclass(frozen=True, slots=True)
 class LaunchAttrs:
-    """``overlap`` lets a kernel start before its predecessor ends (programmatic dependent launch on CUDA)."""
+    """``overlap`` lets a kernel start before its predecessor ends (programmatic dependent launch on CUDA).
+
+    ``cluster`` is the blocks that share memory; ``cooperative`` says that all blocks wait for each other.
+    """
 
     overlap: bool = False
     cluster: tuple[int, int, int] | None = None

@@ -4,6 +4,7 @@ import ctypes
 import operator
 from collections.abc import Sequence
 from itertools import accumulate
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -21,9 +22,11 @@ from atlas_nvidia.launch import (
     PackedArguments,
     check_arguments,
     check_geometry,
+    check_residency,
 )
 
-_PORTABLE_CLUSTER = 8
+_PORTABLE_CLUSTER, _WIDEST_CLUSTER = 8, {"sm_90a": 16}
+"""Blocks of a cluster that every device has room for, and those of some (CUDA programming guide, thread block clusters)."""
 _ALL_SHARED = 100
 """Per cent of a processor's L1 memory that serve as shared memory: as many as the device allows."""
 _ONE_BLOCK = Geometry((1, 1, 1), (256, 1, 1))
@@ -83,7 +86,7 @@ class CudaBackend:
             (gpu.attribute("MAX_BLOCK_DIM_X"), gpu.attribute("MAX_BLOCK_DIM_Y"), gpu.attribute("MAX_BLOCK_DIM_Z")),
             (gpu.attribute("MAX_GRID_DIM_X"), gpu.attribute("MAX_GRID_DIM_Y"), gpu.attribute("MAX_GRID_DIM_Z")),
             gpu.attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
-            _PORTABLE_CLUSTER,
+            _WIDEST_CLUSTER.get(gpu.arch, _PORTABLE_CLUSTER),
         )
         self._facts = DeviceFacts(
             gpu.name, gpu.arch, self.memory()[1], gpu.attribute("MULTIPROCESSOR_COUNT"), _driver_version()
@@ -214,6 +217,16 @@ class CudaBackend:
         config.sharedMemBytes = geometry.shared
         config.attrs = _attributes(attrs)
         config.numAttrs = len(config.attrs)
+        if attrs.cluster and prod(attrs.cluster) > _PORTABLE_CLUSTER:
+            which = cuda.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
+            checked(cuda.cuFuncSetAttribute(kernel.function, which, 1), f"Allowing {kernel.title} wide clusters")
+        if attrs.cluster and attrs.cooperative:
+            clusters = int(
+                checked(
+                    cuda.cuOccupancyMaxActiveClusters(kernel.function, config), f"Asking for room for {kernel.title}"
+                )
+            )
+            check_residency(kernel.title, geometry, attrs.cluster, clusters)
         return CudaLaunch(kernel, geometry, tuple(args), attrs, config, PackedArguments(args, _encode))
 
     def enqueue(self, launch: Launch, stream: Any) -> None:
@@ -378,7 +391,7 @@ def _attributes(attrs: LaunchAttrs) -> list[Any]:
         item.id = kinds.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
         item.value.clusterDim.x, item.value.clusterDim.y, item.value.clusterDim.z = attrs.cluster
         result.append(item)
-    if attrs.cooperative:
+    if attrs.cooperative and not attrs.cluster:  # that clusters can all run at once has been checked
         item = cuda.CUlaunchAttribute()
         item.id = kinds.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
         item.value.cooperative = 1

@@ -3,10 +3,11 @@
 import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 from atlas_core.kernels.library import CompiledKernel
-from atlas_core.vocab.errors import KernelError
+from atlas_core.vocab.errors import KernelError, ResidencyError
 from atlas_core.vocab.kernel import Arg, Geometry, LaunchAttrs, Param, TensorMap
 
 _TYPES: dict[str, Any] = {
@@ -123,6 +124,16 @@ def check_geometry(
     for wrong, text in problems:
         if wrong:
             raise KernelError(f"{kernel} cannot be launched so", text, _FAULT)
+
+
+def check_residency(kernel: str, geometry: Geometry, cluster: tuple[int, int, int], room: int) -> None:
+    """Raise ResidencyError when the device has room for fewer clusters at once than the launch has, ``room``."""
+    wanted = prod(geometry.grid) // prod(cluster)
+    if wanted > room:
+        raise ResidencyError(
+            f"{kernel} has {wanted} clusters of {prod(cluster)} blocks that wait for each other",
+            f"this device runs {room} at once", "use a kernel that does without them",
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,11 +2,12 @@
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from atlas_core.contracts.backend import Launch
 from atlas_core.contracts.ops import BindContext, KVLayout, OpNeed
 from atlas_core.vocab.dtype import DType
+from atlas_core.vocab.errors import ResidencyError
 from atlas_core.vocab.kernel import Geometry, LaunchAttrs, f32, i32, ptr
 from atlas_nvidia.implementations.attention import KEY_TILE, kv_layout, other_cache
 from atlas_nvidia.implementations.base import (
@@ -20,9 +21,11 @@ from atlas_nvidia.implementations.base import (
 )
 
 SHARED = 226 * 1024
-"""Bytes of dynamic shared memory of a block: ring, vectors, keys (decoder_layers.cu)."""
+"""Bytes of dynamic shared memory of a block: ring, vectors, keys (decoder_layers.cu, decoder_clusters.cu)."""
 COPIES, MAX_SPLITS, STATE_WORDS, WORD = 4, 32, 16, 8
 """Copies of what all blocks read, the most parts of attention, words before those that blocks exchange, bytes of one (decoder_layers.cu)."""
+CLUSTER, CLUSTER_WARPS = 16, 13
+"""Blocks of a cluster, and warps of a block (cluster_attention.cuh, cluster_product.cuh)."""
 WEIGHTS = (
     "norm_weight", "q_weight", "k_weight", "v_weight", "output_weight", "inner_norm", "gate_weight", "up_weight",
     "down_weight",
@@ -47,13 +50,27 @@ class Sizes:
         heads = (self.q_heads + 2 * self.kv_heads) * self.head_dim
         return STATE_WORDS + heads + COPIES * (self.hidden + self.inner // 2 + parts)
 
+    def cluster_words(self, clusters: int) -> int:
+        """Words that so many clusters exchange: sums of each, for two layers, in copies (decoder_clusters.cu)."""
+        return STATE_WORDS + 2 * COPIES * clusters * self.hidden // 2
 
-MODULES = {Sizes(576, 1536, 9, 3, 64): ("decoder_layers", 12)}
-"""Module and consuming warps, by sizes: SmolLM2-135M."""
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """Modules for the sizes of one decoder: of clusters, and where there is no room for ``clusters`` of them, of blocks."""
+
+    by_clusters: str
+    by_blocks: str
+    clusters: int
+    block_warps: int = 13
+
+
+MODULES = {Sizes(576, 1536, 9, 3, 64): Kernels("decoder_clusters", "decoder_layers", 7)}
+"""By sizes: SmolLM2-135M."""
 
 
 class DecoderLayers(Implementation):
-    """One block a processor, all of them resident at once: they hand on what they compute through memory."""
+    """One block a processor, all of them resident at once: they hand on what they compute through each other's shared memory or through memory."""
 
     op = name = entry = "decoder_layers"
     rank = 60
@@ -61,8 +78,13 @@ class DecoderLayers(Implementation):
     def __init__(self, element: DType = DType.BF16) -> None:
         super().__init__(element)
         suffix = "" if element is DType.BF16 else f"_{element.value}"
-        self.modules = {sizes: (f"{module}{suffix}", warps) for sizes, (module, warps) in MODULES.items()}
-        self.kernels = tuple((module, self.entry) for module, _ in self.modules.values())
+        self.modules = {
+            sizes: replace(found, by_clusters=found.by_clusters + suffix, by_blocks=found.by_blocks + suffix)
+            for sizes, found in MODULES.items()
+        }
+        self.kernels = tuple(
+            (module, self.entry) for found in self.modules.values() for module in (found.by_clusters, found.by_blocks)
+        )
 
     def refusals(self, need: OpNeed) -> list[str]:
         """See Implementation."""
@@ -96,7 +118,7 @@ class DecoderLayers(Implementation):
     def bind(self, need: OpNeed, context: BindContext) -> Sequence[Launch]:
         """See OpImplementation. It keeps a table of addresses, and the words that blocks exchange."""
         attrs, sizes, links = need.attrs, _sizes(need), links_of(need)
-        module, warps = self.modules[sizes]
+        kernels = self.modules[sizes]
         cache = context.operands["cache"]
         stride = cache.nbytes // need.operands["cache"].shape[0]
         table = [
@@ -107,16 +129,25 @@ class DecoderLayers(Implementation):
                 cache.address + attrs[f"layer.{link}"] * stride,
             )
         ]
+        words = max(sizes.words, sizes.cluster_words(kernels.clusters))
         args = [
             ptr(context.counts), ptr(context.keep(struct.pack(f"<{len(table)}Q", *table))),
-            *addresses(context, "x", "y", "inv_freq", "row_slot", "slots"), ptr(context.keep(bytes(WORD * sizes.words))),
+            *addresses(context, "x", "y", "inv_freq", "row_slot", "slots"), ptr(context.keep(bytes(WORD * words))),
             i32(links), i32(attrs["page_tokens"]), i32(attrs["slot_stride"]), i32(attrs["table_offset"]),
             f32(attrs["eps"]), f32(attrs["scale"]), f32(attrs["rope_scale"]),
         ]  # fmt: skip
-        # Every block has rows of every matrix, or others could overtake it (resident_words.cuh).
-        geometry = Geometry((min(context.workers, sizes.hidden // 2), 1, 1), ((warps + 1) * WARP, 1, 1), SHARED)
-        kernel = context.backend.kernel(module, self.entry)
-        return (context.backend.prepare_launch(kernel, geometry, args, LaunchAttrs(cooperative=True)),)
+
+        def launch(module: str, blocks: int, warps: int, attrs: LaunchAttrs) -> Sequence[Launch]:
+            geometry = Geometry((blocks, 1, 1), (warps * WARP, 1, 1), SHARED)
+            return (context.backend.prepare_launch(context.backend.kernel(module, self.entry), geometry, args, attrs),)
+
+        try:
+            attributes = LaunchAttrs(overlap=True, cluster=(CLUSTER, 1, 1), cooperative=True)
+            return launch(kernels.by_clusters, CLUSTER * kernels.clusters, CLUSTER_WARPS, attributes)
+        except ResidencyError:
+            # Every block has rows of every matrix, or others could overtake it (resident_words.cuh).
+            blocks = min(context.workers, sizes.hidden // 2)
+            return launch(kernels.by_blocks, blocks, kernels.block_warps, LaunchAttrs(cooperative=True))
 
 
 def links_of(need: OpNeed) -> int:

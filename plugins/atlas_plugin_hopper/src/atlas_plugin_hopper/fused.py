@@ -1,5 +1,5 @@
 """Fused ops of Hopper alone, each defined by its decomposition: a projection into the residual stream with what follows its norm,
-and all layers of a decoder.
+all layers of a decoder, and what comes behind them.
 """
 
 from atlas_core.contracts.ops import FusedCall, FusedOp
@@ -77,6 +77,18 @@ MOE_DECODER_LAYERS = FusedOp(
 """The same of a decoder whose layers are mixtures of experts, and whose heads of queries and keys are normalised."""
 
 
+GATHER_NORM_LINEAR = FusedOp(
+    "gather_norm_linear",
+    (
+        FusedCall("gather_rows", {"x": "x", "logits_rows": "logits_rows", "y": "gathered"}),
+        FusedCall("rms_norm", {"x": "gathered", "weight": "norm_weight", "y": "normed"}, {"eps": "eps"}),
+        FusedCall("linear", {"x": "normed", "weight": "weight", "y": "y"}),
+    ),
+    ("y",),
+)
+"""Logits of the rows where they are wanted."""
+
+
 def fused_ops() -> list[FusedOp]:
     """All of them."""
-    return [LINEAR_ADD_GATE_UP, LINEAR_ADD_QKV, DECODER_LAYERS, MOE_DECODER_LAYERS]
+    return [LINEAR_ADD_GATE_UP, LINEAR_ADD_QKV, DECODER_LAYERS, MOE_DECODER_LAYERS, GATHER_NORM_LINEAR]

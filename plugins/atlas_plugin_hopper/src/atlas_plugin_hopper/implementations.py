@@ -6,6 +6,7 @@ from atlas_nvidia.implementations.moe import SORTED
 from atlas_plugin_hopper.chains import chains
 from atlas_plugin_hopper.experts import SortedByEngine
 from atlas_plugin_hopper.moe_chains import moe_chains
+from atlas_plugin_hopper.narrow_head import heads
 from atlas_plugin_hopper.prefill import TILES, WarpgroupPrefill
 from atlas_plugin_hopper.prompt_layers import layers
 from atlas_plugin_hopper.prompts import products
@@ -18,4 +19,4 @@ def implementations() -> list[OpImplementation]:
     attention = [WarpgroupPrefill(head_dim, element) for element in ELEMENTS for head_dim in TILES]
     experts = [SortedByEngine(op, element) for element in ELEMENTS for op in SORTED]
     shared = [SharedBeside(element) for element in ELEMENTS]
-    return [*attention, *products(), *layers(), *experts, *shared, *skinny(), *chains(), *moe_chains()]
+    return [*attention, *products(), *layers(), *experts, *shared, *skinny(), *chains(), *moe_chains(), *heads()]

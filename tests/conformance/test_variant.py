@@ -1,0 +1,21 @@
+"""Which combinations of types a trial is held in."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from atlas_core.conformance.variant import variants
+from atlas_core.ops.cases import GENERATORS
+from atlas_core.ops.primitives import PRIMITIVES
+from atlas_core.ops.trials import Trial
+from atlas_core.vocab.dtype import DType
+
+
+@pytest.mark.parametrize(("within", "types"), [(False, [DType.F32]), (True, [DType.BF16, DType.F16])])
+def test_an_op_of_fixed_types_is_held_in_all_that_its_parts_hand_on(within, types):
+    op = replace(PRIMITIVES["gather_rows"], within=within)
+    trial = next(GENERATORS["gather_rows"](np.random.default_rng(0), False))
+    fixed = replace(trial.first, dtypes={"x": DType.F32, "y": DType.F32})
+    found = variants(op, Trial(fixed, fixed), [DType.BF16, DType.F16], [])
+    assert [variant.activation for variant in found] == types
