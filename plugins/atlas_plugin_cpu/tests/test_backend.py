@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 
-from atlas_core.contracts.backend import GpuBackend
+from atlas_core.contracts.backend import GpuBackend, HostRunner
 from atlas_core.vocab.errors import BudgetError, DeviceError, KernelError, UsageError
 from atlas_core.vocab.kernel import Geometry, LaunchAttrs, f32, i32, ptr
 from atlas_plugin_cpu.backend import open_backend
@@ -102,6 +102,25 @@ def test_a_launch_runs_at_once_and_in_order(backend):
         before = read()
         backend.enqueue(add(backend, counts, x, x, x, 2, tasks), stream)
         np.testing.assert_array_equal(read(), before * 2)
+
+
+def test_a_launch_runs_here_on_any_thread_beside_the_others(backend):
+    assert isinstance(backend, HostRunner)
+    rows, columns, threads = 7, 33, 4
+    x, z = (np.random.default_rng(seed).standard_normal((rows, columns), np.float32) for seed in (1, 2))
+    counts, (left, _), (right, _) = counts_of(backend, rows), floats(backend, x), floats(backend, z)
+    made = [floats(backend, np.full((rows, columns), np.nan)) for _ in range(threads)]
+    launches = [add(backend, counts, left, right, address, columns) for address, _ in made]
+    recording = backend.create_stream()
+    backend.begin_capture(recording)  # no stream has a part in it
+    workers = [threading.Thread(target=backend.run_here, args=(launch,)) for launch in launches]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    for _, read in made:
+        np.testing.assert_array_equal(read(), x + z)
+    backend.destroy_graph(backend.end_capture(recording))
 
 
 def test_a_graph_replays_with_what_memory_holds_now(backend):

@@ -237,3 +237,12 @@ class HostLink(Protocol):
         first id is not negative; of others that id alone.
         """
         ...
+
+
+@runtime_checkable
+class HostRunner(Protocol):
+    """A backend whose launches are calls of functions: any thread may run one, whatever other threads do."""
+
+    def run_here(self, launch: Launch) -> None:
+        """Run a launch on the calling thread, beside all streams; done on return. A grid of 0 tasks is one task."""
+        ...

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from atlas_core.contracts.backend import Event, GpuBackend, Stream
+from atlas_core.contracts.backend import Event, GpuBackend, HostRunner, Launch, Stream
 from atlas_core.contracts.ops import Buffer
 from atlas_core.loading.ahead import ReadAhead
 from atlas_core.loading.drawing import draw
@@ -41,6 +41,9 @@ class _Shape:
     def of(cls, backend: GpuBackend) -> "_Shape":
         """Long pieces where a bus wants them; where the host packs, such as stay in its caches."""
         processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        if isinstance(backend, HostRunner):
+            threads = max(1, min(4, processors))
+            return cls(1 << 20, threads, threads)
         if backend.capabilities.asynchronous:
             threads = max(2, min(8, processors))
             return cls(8 << 20, 2 * threads, threads)
@@ -161,7 +164,10 @@ def _reporter(progress: Progress | None, total: int) -> Callable[[int, str], Non
 
 
 class _Upload:
-    """One load. The calling thread alone speaks to the device; the others read, and pack what is packed on the host."""
+    """One load. The calling thread alone speaks to the device; the others read, and pack what is packed on the host.
+
+    Where launches are calls of functions each reader packs what it has read, while it is in its processor's cache.
+    """
 
     def __init__(
         self, backend: GpuBackend, memory: WeightMemory, source: WeightSource | None, report: Callable[[int, str], None],
@@ -171,10 +177,11 @@ class _Upload:
         self._ahead = ahead
         self._stream: Stream = backend.create_stream()
         self._free: SimpleQueue[_Slot | None] = SimpleQueue()
-        self._ready: SimpleQueue[_Filled | _Packed | BaseException] = SimpleQueue()
+        self._ready: SimpleQueue[_Filled | _Packed | Load | BaseException] = SimpleQueue()
         self._in_flight: deque[_Slot] = deque()
         self._room = threading.Semaphore(_WHOLE)
         self._stopped = False
+        self._runner = backend if isinstance(backend, HostRunner) else None
 
     def run(self, streamed: Sequence[Piece], whole: dict[str, list[WeightCopy]], shape: _Shape) -> None:
         reads = loads(streamed, shape.piece)
@@ -222,7 +229,13 @@ class _Upload:
                 if piece.checks is not None:
                     at = begin + piece.extent.start - load.extent.start
                     piece.checks.verify(slot.view[at : at + piece.extent.nbytes], piece.extent)
-            self._ready.put(_Filled(slot, load, begin))
+            filled = _Filled(slot, load, begin)
+            if self._runner is None:
+                self._ready.put(filled)
+            else:
+                self._bring(filled)
+                self._free.put(slot)
+                self._ready.put(load)
 
     def _pack(self, whole: dict[str, list[WeightCopy]]) -> None:
         assert self._source is not None
@@ -236,7 +249,7 @@ class _Upload:
 
     # On the calling thread
 
-    def _next(self) -> _Filled | _Packed:
+    def _next(self) -> _Filled | _Packed | Load:
         """What is ready first; while nothing is, pieces that the device is done with go back to the readers."""
         while True:
             while self._in_flight and self._backend.query_event(self._in_flight[0].event):
@@ -250,33 +263,49 @@ class _Upload:
                 raise item
             return item
 
-    def _take(self, item: _Filled | _Packed) -> None:
+    def _take(self, item: _Filled | _Packed | Load) -> None:
         if isinstance(item, _Packed):
             self._backend.copy_h2d(item.data, self._memory.address(item.copy))
             self._room.release()
             self._report(item.copy.packed.nbytes, item.copy.weight)
             return
-        behind = len(item.slot.view)
-        for piece in item.load.pieces:
+        if isinstance(item, _Filled):
+            self._bring(item)
+            self._backend.record_event(item.slot.event, self._stream)
+            self._in_flight.append(item.slot)
+        for piece in item.pieces if isinstance(item, Load) else item.load.pieces:
+            self._report(piece.nbytes, piece.copy.weight)
+
+    # On the calling thread, or on any where launches are calls
+
+    def _bring(self, filled: _Filled) -> None:
+        """Copy or pack every piece of a load."""
+        slot, behind = filled.slot, len(filled.slot.view)
+        for piece in filled.load.pieces:
             order = 0
             if piece.order is not None:
                 # Behind the rows, where the device can read it too.
                 behind -= piece.order.nbytes
-                item.slot.view[behind : behind + piece.order.nbytes] = piece.order.view(np.uint8).data
-                order = item.slot.address + behind
-            self._bring(piece, item.slot, item.begin + piece.extent.start - item.load.extent.start, order)
-            self._report(piece.nbytes, piece.copy.weight)
-        self._backend.record_event(item.slot.event, self._stream)
-        self._in_flight.append(item.slot)
+                slot.view[behind : behind + piece.order.nbytes] = piece.order.view(np.uint8).data
+                order = slot.address + behind
+            begin = filled.begin + piece.extent.start - filled.load.extent.start
+            target = self._memory.address(piece.copy) + piece.offset
+            if piece.repack is None:
+                self._copy(slot.view[begin : begin + piece.nbytes], target)
+            else:
+                self._run(piece.repack.launch(self._backend, slot.address + begin, order, target, piece.rows))
 
-    def _bring(self, piece: Piece, slot: _Slot, begin: int, order: int) -> None:
-        """Copy or pack one piece, ``begin`` bytes into the slot."""
-        target = self._memory.address(piece.copy) + piece.offset
-        if piece.repack is None:
-            self._backend.copy_h2d_async(slot.view[begin : begin + piece.nbytes], target, self._stream)
+    def _copy(self, source: memoryview, target: int) -> None:
+        if self._runner is None:
+            self._backend.copy_h2d_async(source, target, self._stream)
         else:
-            launch = piece.repack.launch(self._backend, slot.address + begin, order, target, piece.rows)
+            self._backend.copy_h2d(source, target)
+
+    def _run(self, launch: Launch) -> None:
+        if self._runner is None:
             self._backend.enqueue(launch, self._stream)
+        else:
+            self._runner.run_here(launch)
 
     def _recycle(self) -> None:
         self._free.put(self._in_flight.popleft())

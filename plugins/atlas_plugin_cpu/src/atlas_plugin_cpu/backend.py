@@ -152,14 +152,15 @@ class CpuBackend:
 
     def enqueue(self, launch: Launch, stream: CpuStream) -> None:
         """Run now; inside a capture, record."""
-        if not isinstance(launch, Command):
-            raise DeviceError(
-                f"{launch.description} was put on a CPU stream", "it was prepared by another backend", _BUG
-            )
+        command = _own(launch)
         if stream.recorded is not None:
-            stream.recorded.append(launch)
+            stream.recorded.append(command)
             return
-        self._threads.run_once(launch)
+        self._threads.run_once(command)
+
+    def run_here(self, launch: Launch) -> None:
+        """See contracts.backend.HostRunner."""
+        self._threads.run_here(_own(launch))
 
     def create_stream(self) -> CpuStream:
         """A stream."""
@@ -238,6 +239,12 @@ class CpuBackend:
             self._pool = None
         self._pinned.clear()
         self._memory.close()
+
+
+def _own(launch: Launch) -> Command:
+    if not isinstance(launch, Command):
+        raise DeviceError(f"{launch.description} was put on a CPU stream", "it was prepared by another backend", _BUG)
+    return launch
 
 
 def _address(memory: memoryview | bytes) -> int:

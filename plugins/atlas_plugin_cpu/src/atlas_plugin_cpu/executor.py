@@ -134,12 +134,16 @@ class Pool:
 
     def run_once(self, command: Command) -> None:
         """Run one command now. Without other threads there is no list to make of it."""
-        address, tasks, count, *slots = command.words
-        if self.threads > 1 and tasks != 1:
+        if self.threads > 1 and command.words[1] != 1:
             commands = self.freeze([command])
             commands.run()
             self.thaw(commands)
             return
+        self.run_here(command)
+
+    def run_here(self, command: Command) -> None:
+        """Run one command on the calling thread, without the others'."""
+        address, tasks, count, *slots = command.words
         packed, call = (ctypes.c_uint64 * max(count, 1))(*slots), _TRAMPOLINE(address)
         for task in range(tasks or 1):
             call(packed, task, tasks or 1)
