@@ -8,7 +8,9 @@ import pytest
 
 from atlas_core.assembly import early
 from atlas_core.assembly.engine import Ledger, build
-from atlas_core.assembly.packed import images
+from atlas_core.assembly.prepare import prepare
+from atlas_core.assembly.settings import encode_settings
+from atlas_core.contracts.checkpoint import Extent
 from atlas_core.loading.ahead import ReadAhead
 from atlas_core.loading.extents import ExtentReader
 from atlas_core.plugins import discover
@@ -82,11 +84,66 @@ def test_nothing_of_weights_that_the_host_decodes(model, seen):
     assert seen(model, transcode="f32") == (set(), 0)
 
 
-def test_the_images_of_one_checkpoint(model, tmp_path):
-    class Checkpoint:
-        path = model
+def files_of(ahead):
+    return None if ahead is None else {block.extent.path for block in ahead._blocks}
 
-    for name in ("llama-00000000-11111111.packed", "other.packed"):
-        (tmp_path / name).touch()
-    assert images(tmp_path, Checkpoint()) == []
-    assert images(tmp_path / "none", Checkpoint()) == []
+
+@pytest.fixture
+def guessed(monkeypatch):
+    monkeypatch.setattr(early, "_LARGE", 1000)
+
+    def files(path, **flags):
+        ahead = early.guess(read_settings({"model": str(path), **flags}, {}))
+        if ahead is not None:
+            ahead.close()
+        return files_of(ahead)
+
+    return files
+
+
+def test_what_is_guessed_from_the_path_alone(model, tmp_path, guessed):
+    weights = model / "model.safetensors"
+    assert guessed(model) == {weights}
+    assert guessed(weights) == {weights}
+    (model / "huge.bin").write_bytes(bytes(5000))
+    assert guessed(model) == {weights}
+    assert guessed(tmp_path / "elsewhere") is None
+    assert guessed("some/hub-id") is None
+    assert guessed(model, load_format="dummy") is None
+    assert guessed(model, transcode="bf16") is None
+    image = tmp_path / f"{early.image_stem(model)}-01234567.packed"
+    assert guessed(model, packed_cache=str(tmp_path)) == {weights}
+    image.write_bytes(bytes(5000))
+    assert guessed(model, packed_cache=str(tmp_path)) == {image}
+    weights.unlink()
+    assert guessed(model) == {model / "huge.bin", *(f for f in model.iterdir() if f.stat().st_size >= 1000)}
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_an_engine_goes_on_with_the_guess_it_was_prepared_with(model, monkeypatch, same):
+    monkeypatch.setattr(early, "_LARGE", 1000)
+    made = []
+
+    class Watched(ReadAhead):
+        def __init__(self, extents):
+            super().__init__(extents, 100)
+            made.append(self)
+
+    monkeypatch.setattr(early, "ReadAhead", Watched)
+    settings = read_settings({"model": str(model), **SIZES}, {})
+    other = read_settings({"model": str(model), **SIZES, "max_seq_len": "16"}, {})
+    build_ = prepare(encode_settings(settings))
+    (first,) = made
+    assert files_of(first) == {model / "model.safetensors"}
+    build_(encode_settings(settings if same else other), lambda progress: None).close()
+    assert len(made) == (1 if same else 2)
+    assert all(ahead._closed and not ahead.held for ahead in made)
+
+
+def test_a_guess_that_lacks_a_file_is_given_up(model, monkeypatch):
+    wrong = ReadAhead([Extent(TINY / "model.safetensors", 0, 100)], 100)
+    settings = read_settings({"model": str(model), **SIZES}, {})
+    built = build(settings, discover(), Ledger(lambda progress: None), wrong)
+    built.model.checkpoint.close()
+    built.close()
+    assert wrong._closed

@@ -129,11 +129,11 @@ def expected(request, limits=LIMITS):
 assert len(SPELLINGS) == VOCAB
 
 
-def prepare():
+def prepare(early):
     """What ``build`` needs, at hand."""
     return build
 
 
-def unprepared():
+def unprepared(early):
     """Cannot."""
     raise BudgetError("there is no room to prepare", "the test said so", "make room")

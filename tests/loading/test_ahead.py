@@ -95,7 +95,8 @@ def test_a_file_that_begins_in_the_page_cache_is_read_behind_that(files, monkeyp
 def test_what_is_in_the_page_cache_stays_there(files, monkeypatch):
     monkeypatch.setattr(ExtentReader, "resident", lambda reader, extent: extent.path == files[0])
     ahead = settled(ReadAhead([Extent(path, 0, SIZE) for path in files], 1000))
-    assert not ahead.covers(files[0])
+    assert ahead.covers(files[0])
+    assert not ahead.covers(files[0].with_name("c"))
     assert taken(ahead, Extent(files[0], 0, 10)) is None
     assert taken(ahead, Extent(files[1], 0, 10)) == wanted(Extent(files[1], 0, 10))
     ahead.close()

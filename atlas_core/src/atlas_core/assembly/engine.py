@@ -79,13 +79,13 @@ class Ledger:
 
 def build_engine(settings: bytes, report: Report) -> Engine:
     """The engine that ``settings`` (see assembly.settings) describe. Raises AtlasError."""
-    return prepare()(settings, report)
+    return builder()(settings, report, None)
 
 
-def prepare() -> Callable[[bytes, Report], Engine]:
-    """``build_engine`` with what it needs of plugins already at hand. Raises PluginError."""
+def builder() -> Callable[[bytes, Report, ReadAhead | None], Engine]:
+    """``build_engine`` with what it needs of plugins already at hand, given what the disk began to read. Raises PluginError."""
     registry = discover_plugins()
-    return lambda settings, report: assemble(decode_settings(settings), registry, report)
+    return lambda settings, report, guessed: assemble(decode_settings(settings), registry, report, guessed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +108,10 @@ class Built:
         self.backend.close()
 
 
-def assemble(settings: Settings, registry: Registry, report: Report) -> Engine:
-    """A running engine. Raises AtlasError."""
+def assemble(settings: Settings, registry: Registry, report: Report, guessed: ReadAhead | None = None) -> Engine:
+    """A running engine. ``guessed`` is what the disk began to read before anything was known. Raises AtlasError."""
     ledger = Ledger(report)
-    return engine_of(build(settings, registry, ledger), registry, ledger, eager=True)
+    return engine_of(build(settings, registry, ledger, guessed), registry, ledger, eager=True)
 
 
 def engine_of(built: Built, registry: Registry, ledger: Ledger, *, eager: bool = False) -> Engine:
@@ -130,19 +130,21 @@ def engine_of(built: Built, registry: Registry, ledger: Ledger, *, eager: bool =
     )  # fmt: skip
 
 
-def build(settings: Settings, registry: Registry, ledger: Ledger) -> Built:
+def build(settings: Settings, registry: Registry, ledger: Ledger, guessed: ReadAhead | None = None) -> Built:
     """Build every part, in the order in which mistakes are cheapest to find, and check it with one step.
 
     The driver starts, the vocabulary is read, and the disk begins to read weights, on threads of their own meanwhile.
     """
     with kept_waiting(), ExitStack() as files, ExitStack() as undo, Aside() as aside, ExitStack() as awake:
+        if guessed is not None:
+            files.callback(guessed.close)
         with ledger.phase("resolve"):
             machine = choose_machine(registry, settings.hardware)
             waking = aside.start(partial(wake, machine))
             awake.callback(_let_go, waking)
             model = open_model(registry, settings, ledger.progress)
             files.callback(model.checkpoint.close)
-            ahead = aside.start(partial(begin_reading, model, settings))
+            ahead = aside.start(partial(begin_reading, model, settings, guessed))
             files.callback(_close, ahead)
             plan = make_plan(model, machine, settings)
         reading = aside.start(lambda: Tokenizer(model.checkpoint.tokenizer(), lazy=True))

@@ -1,12 +1,12 @@
 """The packed image of a model's weights (``--packed-cache``): what it is called, what makes it stale, and when it is used."""
 
 import hashlib
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from atlas_core.assembly.early import image_stem
 from atlas_core.contracts.backend import GpuBackend
 from atlas_core.contracts.checkpoint import Checkpoint, Located
 from atlas_core.loading.ahead import ReadAhead
@@ -34,7 +34,7 @@ class PackedCache:
         A model has an image for each target and packing of its weights; of each there is one, whatever was installed when.
         """
         packed = _digest((target, *((c.weight, c.packed, c.spec.layout, c.spec.shape) for c in copies)))
-        path = folder / f"{_stem(checkpoint)}-{packed[:8]}.packed"
+        path = folder / f"{image_stem(Path(checkpoint.path))}-{packed[:8]}.packed"
         identity = {
             "checkpoint": _files(checkpoint),
             "plugins": _digest(plugins),
@@ -61,17 +61,6 @@ class PackedCache:
     def keep(self, backend: GpuBackend, memory: WeightMemory, copies: Iterable[WeightCopy], progress: Progress) -> None:
         """Write the image. Raises CheckpointError when it cannot be written."""
         write_image(self.path, backend, memory, tuple(copies), self.identity, progress)
-
-
-def images(folder: Path, checkpoint: Checkpoint) -> list[Path]:
-    """Images of a checkpoint, for whatever targets and packings."""
-    return sorted(folder.glob(f"{_stem(checkpoint)}-????????.packed"))
-
-
-def _stem(checkpoint: Checkpoint) -> str:
-    place = Path(checkpoint.path).resolve()
-    name = re.sub(r"[^\w.-]+", "-", place.name) or "model"
-    return f"{name}-{_digest([str(place)])[:8]}"
 
 
 def _files(checkpoint: Checkpoint) -> str:

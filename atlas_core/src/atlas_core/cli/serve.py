@@ -14,7 +14,7 @@ from atlas_core.server.listen import bind_socket
 from atlas_core.settings import Settings
 from atlas_core.vocab.errors import UsageError
 
-_PREPARE = "atlas_core.assembly.engine:prepare"
+_PREPARE = "atlas_core.assembly.prepare:prepare"
 
 
 @click.command("serve", cls=SectionedCommand)

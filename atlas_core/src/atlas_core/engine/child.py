@@ -19,9 +19,9 @@ class EngineProcess:
     """``python -m atlas_core.engine.process``, which connects to ``listener``: once, in a directory that nobody else can enter."""
 
     def __init__(self, prepare: str = "", early: bytes = b"") -> None:
-        """``prepare`` is ``module:attr`` of what the process calls while it waits for its orders: () → serving.Build.
+        """``prepare`` is ``module:attr`` of what the process calls while it waits for its orders: (bytes | None) → serving.Build.
 
-        ``early`` are the settings that will be ordered, as far as can be known: the process begins to build with them.
+        ``early`` are the settings that will be ordered, as far as can be known: ``prepare`` is given them, and the process begins to build with them.
 
         Raises EngineError when socket or process cannot be had.
         """

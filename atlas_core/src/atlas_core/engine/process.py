@@ -11,12 +11,14 @@ import os
 import signal
 import socket
 import sys
+from typing import TYPE_CHECKING
 
-from atlas_core.engine.loop import Engine
-from atlas_core.engine.serving import Build, Report, serve
-from atlas_core.plugins import installed
 from atlas_core.plugins.load import load
 from atlas_core.vocab.errors import AtlasError
+
+if TYPE_CHECKING:
+    from atlas_core.engine.loop import Engine
+    from atlas_core.engine.serving import Build, Report
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -25,7 +27,9 @@ def main() -> int:
     """Serve one connection; the exit status is 0 when it ended in good order."""
     parser = argparse.ArgumentParser(prog="atlas_core.engine.process", description="the engine of an Atlas server")
     parser.add_argument("--socket", required=True, help="the Unix socket on which the API process listens")
-    parser.add_argument("--prepare", default="", help="MODULE:ATTR of () → Build, called while orders are waited for")
+    parser.add_argument(
+        "--prepare", default="", help="MODULE:ATTR of (bytes | None) → Build, called with early settings"
+    )
     parser.add_argument("--early", action="store_true", help="standard input has the settings that will be ordered")
     arguments = parser.parse_args()
     early = sys.stdin.buffer.read() if arguments.early else None
@@ -35,19 +39,23 @@ def main() -> int:
     _die_with_parent()
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.connect(arguments.socket)
-    build = _prepared(arguments.prepare) if arguments.prepare else None
+    build = _prepared(arguments.prepare, early) if arguments.prepare else None
+    # Not before: it takes half a second, in which a disk may be reading.
+    from atlas_core.engine.serving import serve
+    from atlas_core.plugins import installed
+
     served = serve(connection, closed=lambda: os._exit(0), ready=_freeze, build=build, plugins=installed(), early=early)
     return 0 if served else 1
 
 
-def _prepared(target: str) -> Build:
+def _prepared(target: str, early: bytes | None) -> "Build":
     """What ``target`` gives; when it fails, a build that fails so, since the other side is to hear of it and not the log alone."""
     try:
-        build: Build = load(target, "atlas-core")()
+        build: Build = load(target, "atlas-core")(early)
     except AtlasError as error:
         failure = error
 
-        def build(settings: bytes, report: Report) -> Engine:
+        def build(settings: bytes, report: "Report") -> "Engine":
             raise failure
 
     return build

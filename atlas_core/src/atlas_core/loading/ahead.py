@@ -52,7 +52,9 @@ class ReadAhead:
         if room is None:
             room = min(_ROOM, memory()[0] // _SHARE // BLOCK)
         self._files = ExtentReader()
-        runs = [run for run in _runs(extents) if not self._cached(run)] if room >= _LEAST else []
+        asked = _runs(extents)
+        self._asked = {run.path for run in asked}
+        runs = [run for run in asked if not self._cached(run)] if room >= _LEAST else []
         self._blocks = [
             _Block(index, extent) for index, extent in enumerate(part for run in runs for part in _cut(run))
         ]
@@ -100,8 +102,8 @@ class ReadAhead:
         return True
 
     def covers(self, path: Path) -> bool:
-        """Whether anything of a file is read here."""
-        return path in self._of_file
+        """Whether a file was asked for here, though it may have nothing to be read."""
+        return path in self._asked
 
     def restrict(self, extents: Iterable[Extent]) -> None:
         """Leave out blocks in which nothing of ``extents`` lies, as far as they are not read yet."""
