@@ -137,6 +137,15 @@ class Scheduler:
 
     def schedule(self) -> StepPlan | None:
         """The next step, or None when nothing can run before a step in flight is collected (or at all)."""
+        before = self.preemptions
+        plan = self._next()
+        if plan is None and self.preemptions > before and not self._leaving:
+            # The only one that ran was in its own way: kept pages that it had to compute again, since no state was kept with them, and
+            # the place of the state that it went on from. It has given its own back, and starts anew.
+            plan = self._next()
+        return plan
+
+    def _next(self) -> StepPlan | None:
         plan = PlanBuilder()
         self._pages.begin_step()
         if self._snapshots is not None:
@@ -144,9 +153,8 @@ class Scheduler:
         preempted = self._decode(plan)
         allowance = Allowance(self.limits, plan.rows)
         self._prefill(plan, allowance)
-        if (not preempted or not self._running) and all(sequence.finished for sequence in self._leaving):
-            # Else whoever was put out would come straight back, or be overtaken by those behind. Where nobody runs any more, it was in its
-            # own way: kept pages that it had to compute again, since no state was kept with them, are given away when it comes back.
+        if not preempted and all(sequence.finished for sequence in self._leaving):
+            # Else whoever was put out would come straight back, or be overtaken by those behind.
             self._admit(plan, allowance)
         return plan.build()
 
