@@ -1,12 +1,14 @@
 """One engine's part of ``cpu_vs_llama_cpp.py``: Atlas, in a process of its own. Prints one JSON object a line."""
 # ruff: noqa: INP001, T201 (a script: it prints)
 
+import gc
 import json
 import resource
 import sys
 import time
 
 ENTERED = time.perf_counter()
+gc.disable()  # until the first token, as the engine's process does
 
 import numpy as np  # noqa: E402
 import numpy.typing as npt  # noqa: E402
@@ -83,6 +85,8 @@ def main() -> None:
         "phases": {entry.phase: round(entry.seconds, 3) for entry in session.ledger.entries},
     }  # fmt: skip
     print(json.dumps(first), flush=True)
+    gc.freeze()
+    gc.enable()
     for line in sys.stdin:
         request = json.loads(line)
         if request["what"] == "logits":

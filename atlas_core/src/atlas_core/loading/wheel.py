@@ -2,7 +2,6 @@
 
 import contextlib
 import hashlib
-import importlib.metadata
 import os
 import re
 import shutil
@@ -80,6 +79,8 @@ def _download(distribution: str, version: str, folder: Path, progress: Progress)
 
 
 def _pip_version() -> tuple[int, int]:
+    import importlib.metadata  # with its parser of mails it is slow to load, and few starts fetch anything
+
     try:
         version = importlib.metadata.version("pip")
     except importlib.metadata.PackageNotFoundError:

@@ -7,8 +7,7 @@ broken plugin cannot keep the others from being asked.
 import re
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from importlib.metadata import Distribution, EntryPoint, entry_points
+from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
@@ -18,6 +17,7 @@ from atlas_core import hookspecs
 from atlas_core.contracts import API_VERSION
 from atlas_core.contracts.declarations import Declaration, GpuBackendDecl
 from atlas_core.plugins.identity import Identity, identity
+from atlas_core.plugins.installed import Point, points
 from atlas_core.plugins.registry import GROUPS, PluginRecord, Registry, Status, canonical, key_of
 from atlas_core.vocab.errors import PluginError
 
@@ -41,61 +41,29 @@ def survey(allow: Sequence[str] | None = None, trace: Trace | None = None) -> tu
     are always loaded. ``trace`` gets a line before and after each hook call, and the traceback of whatever failed. No fault of a
     plugin raises: it is in the record. Raises PluginError when ``allow`` names something that is not installed.
     """
-    points = _points()
+    found = points(GROUPS)
     if allow is not None:
-        _check_allowed(allow, points)
+        _check_allowed(allow, found)
     order = list(GROUPS)
-    points.sort(key=lambda point: (order.index(point.group), point.key, point.dist))
+    found.sort(key=lambda point: (order.index(point.group), point.key, _owner(point)))
     manager = _Manager(hookspecs.PROJECT)
     manager.add_hookspecs(hookspecs)
-    return tuple(_examine(manager, point, allow, trace) for point in points)
+    return tuple(_examine(manager, point, allow, trace) for point in found)
 
 
 def installed() -> Identity:
     """Every distribution with an entry point of the four groups, sound or not; nothing is imported."""
-    return identity((point.dist, point.version or "unknown", point.entry.module) for point in _points())
+    return identity((_owner(point), point.version or "unknown", point.module) for point in points(GROUPS))
 
 
-@dataclass(frozen=True, slots=True)
-class _Point:
-    """An entry point with the names that every message about it needs; ``version`` is None without metadata."""
-
-    entry: EntryPoint
-    dist: str
-    version: str | None
-
-    @property
-    def group(self) -> str:
-        return self.entry.group
-
-    @property
-    def key(self) -> str:
-        return self.entry.name
-
-    @property
-    def names(self) -> set[str]:
-        """What the allow-list may call it."""
-        return {_normal(self.dist), _normal(self.key)}
+def _owner(point: Point) -> str:
+    """The distribution's name. Without one it is a damaged installation: the record will say so."""
+    return point.dist or f"(the distribution of {point.module})"
 
 
-def _points() -> "list[_Point]":
-    """Every entry point of the four groups. All are listed at once, since each listing reads every distribution's metadata."""
-    found = entry_points()
-    asked = [point for group in GROUPS for point in found.select(group=group)]
-    names = {id(point.dist): _name_and_version(point.dist) for point in {id(p.dist): p for p in asked}.values()}
-    points = []
-    for point in asked:
-        name, version = names[id(point.dist)]
-        # Without a name it is a damaged installation: the record will say so.
-        points.append(_Point(point, name or f"(the distribution of {point.module})", version))
-    return points
-
-
-def _name_and_version(dist: Distribution | None) -> tuple[str, str | None]:
-    metadata = None if dist is None else dist.metadata
-    if metadata is None or "Name" not in metadata or "Version" not in metadata:
-        return "", None
-    return metadata["Name"], metadata["Version"]
+def _names(point: Point) -> set[str]:
+    """What the allow-list may call it."""
+    return {_normal(_owner(point)), _normal(point.key)}
 
 
 class _Manager(pluggy.PluginManager):
@@ -117,26 +85,24 @@ def compatible(api: str, host: str = API_VERSION) -> str:
     return ""
 
 
-def _check_allowed(allow: Sequence[str], points: Sequence[_Point]) -> None:
-    known = {name for point in points for name in point.names}
+def _check_allowed(allow: Sequence[str], found: Sequence[Point]) -> None:
+    known = {name for point in found for name in _names(point)}
     missing = [name for name in allow if _normal(name) not in known]
     if missing:
         raise PluginError(
             f"ATLAS_PLUGINS names {', '.join(map(repr, missing))}, which no installed distribution offers",
-            f"installed: {', '.join(sorted({point.dist for point in points}))}",
+            f"installed: {', '.join(sorted({_owner(point) for point in found}))}",
             "install it, or take it off the list",
         )
 
 
 def _examine(
-    manager: pluggy.PluginManager, point: _Point, allow: Sequence[str] | None, trace: Trace | None
+    manager: pluggy.PluginManager, point: Point, allow: Sequence[str] | None, trace: Trace | None
 ) -> PluginRecord:
-    record = PluginRecord(
-        point.group, point.key, point.dist, point.version or "unknown", point.entry.value, "ok", "", 0.0
-    )
+    record = PluginRecord(point.group, point.key, _owner(point), point.version or "unknown", point.value, "ok", "", 0.0)
     if point.version is None:
         return replace(record, status="broken", reason="its distribution has no readable metadata; reinstall it")
-    if allow is not None and not point.names & {_CORE, *map(_normal, allow)}:
+    if allow is not None and not _names(point) & {_CORE, *map(_normal, allow)}:
         return replace(record, status="excluded", reason="ATLAS_PLUGINS does not name it")
     declarations: tuple[Declaration, ...] = ()
     reason = ""
@@ -158,11 +124,11 @@ class _UnsoundError(Exception):
     """A plugin that breaks a rule of registration; its text is the record's reason."""
 
 
-def _declarations(manager: pluggy.PluginManager, point: _Point, trace: Trace | None) -> Iterator[Declaration]:
+def _declarations(manager: pluggy.PluginManager, point: Point, trace: Trace | None) -> Iterator[Declaration]:
     if point.key != canonical(point.key):
         raise _UnsoundError(f"its key is spelt {point.key!r}, the canonical spelling is {canonical(point.key)!r}")
-    plugin = point.entry.load()
-    name = f"{point.dist}:{point.key}"
+    plugin = point.load()
+    name = f"{_owner(point)}:{point.key}"
     manager.register(plugin, name)
     try:
         manager.check_pending()
@@ -183,7 +149,7 @@ def _traced(manager: pluggy.PluginManager, name: str, trace: Trace) -> Callable[
     )
 
 
-def _asked(manager: pluggy.PluginManager, plugin: object, point: _Point) -> Iterator[Declaration]:
+def _asked(manager: pluggy.PluginManager, plugin: object, point: Point) -> Iterator[Declaration]:
     hooks = GROUPS[point.group]
     implemented = [hook.name for hook in manager.get_hookcallers(plugin) or ()]
     foreign = sorted(set(implemented) - set(hooks))
@@ -196,7 +162,7 @@ def _asked(manager: pluggy.PluginManager, plugin: object, point: _Point) -> Iter
             yield _checked(declaration, hook, hooks[hook], point)
 
 
-def _checked(found: Any, hook: str, kind: type[Declaration], point: _Point) -> Declaration:
+def _checked(found: Any, hook: str, kind: type[Declaration], point: Point) -> Declaration:
     if not isinstance(found, kind):
         raise _UnsoundError(f"{hook} returned {found!r}, not a {kind.__name__}")
     problem = compatible(found.api)
