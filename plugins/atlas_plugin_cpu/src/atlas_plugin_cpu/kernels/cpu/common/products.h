@@ -25,6 +25,9 @@ struct Target {
         __builtin_prefetch(y + static_cast<size_t>(row) * stride, 1);
         if (mode == kAdd) __builtin_prefetch(other + static_cast<size_t>(row) * other_stride);
     }
+    ATLAS_INLINE void prefetch_rows(int first, int count) const {
+        for (int t = 0; t < count; ++t) prefetch_row(first + t);
+    }
 
     ATLAS_INLINE void put_row(int row, f32x16 total) const {
         if (other != nullptr) {
@@ -142,15 +145,19 @@ struct TileWalk {
     size_t set_bytes;
     int blocks;
     TileSums* sums;
+    // Rows of results that will be written: one is brought near in each step, since many at once hold up loads.
+    const Target& target;
+    int near, far;
     // What is scaled next, and what is begun next.
     const uint8_t *scaled, *begun;
     const float *scales, *moments;
     const int8_t* ints;
     int scaled_left, begun_left, sets_left;
 
-    ATLAS_INLINE TileWalk(const Prepared& x, int sets, const uint8_t* panel, TileSums* sums)
-        : panel(panel), set_bytes(Prepared::bytes(x.columns, kTileRows)), blocks(x.blocks()), sums(sums), scaled(panel),
-          begun(panel), scales(x.scales(0)), moments(x.moments(0)), ints(x.ints(0, 0)), scaled_left(blocks),
+    ATLAS_INLINE TileWalk(const Prepared& x, int sets, const uint8_t* panel, TileSums* sums, const Target& target,
+                          int first, int count)
+        : panel(panel), set_bytes(Prepared::bytes(x.columns, kTileRows)), blocks(x.blocks()), sums(sums), target(target),
+          near(first), far(first + count), scaled(panel), begun(panel), scales(x.scales(0)), moments(x.moments(0)), ints(x.ints(0, 0)), scaled_left(blocks),
           begun_left(blocks), sets_left(sets) {}
 
     // To the product after the one that was begun; behind the last set the last set again, which nobody reads.
@@ -191,6 +198,7 @@ struct TileWalk {
     template <int kSlot>
     ATLAS_INLINE bool step(f32x16* total) {
         const Undo<Format::kMinimum> weight(Panel<Format>::scales(scaled, kSlot % kHalves));
+        if (near < far) target.prefetch_row(near++);
         load_rows<kSlot>();
         scale_rows<kSlot, 0>(weight, total);
         load_weights<kSlot>();
@@ -219,11 +227,12 @@ struct TileWalk {
 };
 
 template <class Format>
-__attribute__((noinline)) void multiply_tiles(const Prepared& x, int sets, const uint8_t* panel, f32x16* totals) {
+__attribute__((noinline)) void multiply_tiles(const Prepared& x, int sets, const uint8_t* panel, f32x16* totals,
+                                              const Target& target, int first, int count) {
     TileSums sums[kTilesInFlight];
     f32x16 total[kTileRows] = {};
     const f32x16* end = totals + static_cast<size_t>(sets) * kTileRows;
-    TileWalk<Format> walk(x, sets, panel, sums);
+    TileWalk<Format> walk(x, sets, panel, sums, target, first, count);
     walk.template begin<0>(), walk.template begin<1>();
     walk.template begin<2>(), walk.template begin<3>();
     tile_store<0>(sums), tile_store<1>(sums + 1);
@@ -255,9 +264,9 @@ void multiply_group(Prepared x, int rows, const uint8_t* group, [[maybe_unused]]
     const int step = tiles ? kSetsAtOnce * kTileRows : x.width;
     for (int first = 0; first < rows; first += step) {
         const int count = rows - first < step ? rows - first : step;
-        for (int t = 0; t < count; ++t) target.prefetch_row(first + t);
+        if (!tiles) target.prefetch_rows(first, count);
 #if defined(ATLAS_TILES)
-        if (tiles) multiply_tiles<Format>(x, (count + kTileRows - 1) / kTileRows, panel, totals);
+        if (tiles) multiply_tiles<Format>(x, (count + kTileRows - 1) / kTileRows, panel, totals, target, first, count);
         else
 #endif
             for (int done = 0; done < count;) {
