@@ -20,6 +20,7 @@ EDITS = {
     "entry": ([(IMPLEMENTATIONS, '(("gate", "silu_mul"),)', '(("gate", "silu"),)')], [6]),
     "arguments": ([(IMPLEMENTATIONS, "            i32(gate.shape[1]),\n", "")], [6]),
     "tie": ([(IMPLEMENTATIONS, "RANK = 20", "RANK = 5")], [4]),
+    "machines": ([("probe.py", "Verdict.yes(-200,", "Verdict.yes(-100,")], [4]),
     "refused": ([], [4]),
 }
 """By the name of the page's block: what is changed in the example, and the exit codes of the block's commands."""

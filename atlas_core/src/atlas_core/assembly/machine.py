@@ -108,7 +108,8 @@ def _present(registry: Registry, declared: Mapping[str, HardwareManifest], probe
 
     with ThreadPoolExecutor(max(1, len(real))) as threads:  # each waits for a child process
         verdicts = dict(zip(real, threads.map(ask, real), strict=True))
-    return resolve([(key, key) for key in real], lambda key: verdicts[key])
+    tie = "name one with --hardware, or have the probe of one answer with a higher rank"
+    return resolve([(key, key) for key in real], lambda key: verdicts[key], tie=tie)
 
 
 def _choose_arch(

@@ -48,8 +48,10 @@ def explain(candidates: Iterable[Candidate]) -> str:
     return "; ".join(f"{c.name}: {', '.join(c.verdict.reasons) or 'accepted'}" for c in candidates)
 
 
-def resolve(candidates: Iterable[tuple[str, T]], ask: Callable[[T], Verdict]) -> Resolution[T]:
-    """Ask every candidate; the highest rank among those that accept wins.
+def resolve(
+    candidates: Iterable[tuple[str, T]], ask: Callable[[T], Verdict], *, tie: str = "pin one of them, or give one a higher rank"
+) -> Resolution[T]:  # fmt: skip
+    """Ask every candidate; the highest rank among those that accept wins. ``tie`` is the cure where two share it.
 
     Raises ResolveError naming both when two share the highest rank: a choice by accident is no choice.
     """
@@ -62,6 +64,6 @@ def resolve(candidates: Iterable[tuple[str, T]], ask: Callable[[T], Verdict]) ->
         raise ResolveError(
             f"{accepted[0][0]} and {accepted[1][0]} both answer with rank {accepted[0][2].rank}",
             "equal ranks would leave the choice to chance",
-            "pin one of them, or give one a higher rank",
+            tie,
         )
     return Resolution(accepted[0][1], accepted[0][0], table)
