@@ -147,3 +147,10 @@ def test_a_guess_that_lacks_a_file_is_given_up(model, monkeypatch):
     built.model.checkpoint.close()
     built.close()
     assert wrong._closed
+
+
+def test_nothing_is_found_out_where_all_is_in_the_page_cache(model, monkeypatch):
+    monkeypatch.setattr(ExtentReader, "resident", lambda reader, extent: True)
+    cached = ReadAhead([Extent(model / "model.safetensors", 0, 5000)], 100)
+    assert early.begin_reading(None, None, cached) is cached
+    cached.close()

@@ -118,6 +118,11 @@ class ReadAhead:
                     block.done = True
 
     @property
+    def reads(self) -> bool:
+        """Whether there was anything to be read from the disk."""
+        return bool(self._blocks)
+
+    @property
     def held(self) -> int:
         """Blocks that are in memory."""
         return sum(block.data is not None for block in self._blocks)
