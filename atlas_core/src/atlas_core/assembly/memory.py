@@ -120,7 +120,7 @@ def allocate(
 
     with _named(budget, "weights"):
         load = packed.load if packed else load_weights
-        loaded = load(backend, weights.copies, _Source(model, weights), progress, ahead).buffers
+        loaded = load(backend, weights.copies, ModelSource(model, weights), progress, ahead).buffers
     with _named(budget, "constants"):
         values = load_arrays(backend, plan.program.constants)
     states = {v.name: get(v.name, _nbytes(v)) for v in _values(plan, "state")}
@@ -136,7 +136,7 @@ def allocate(
     return StepMemory(arena, scratch, 0, {**values, **states}, uses), inputs, states
 
 
-class _Source:
+class ModelSource:
     """The model's weights in the layouts that the plan was made for."""
 
     def __init__(self, model: Model, weights: Weights) -> None:
@@ -144,12 +144,15 @@ class _Source:
         self._specs = {copy.weight: copy.spec for copy in weights.copies}
 
     def read(self, weight: str) -> bytes | memoryview:
+        """See loading.pieces.WeightSource."""
         return self._model.read(weight, self._layout(weight), self._specs[weight].shape)
 
     def placed(self, weight: str) -> Placed | None:
+        """See loading.pieces.WeightSource."""
         return self._model.placed(weight, self._layout(weight))
 
     def drawn(self, weight: str) -> Sequence[Stretch] | None:
+        """See loading.pieces.WeightSource."""
         return self._model.drawn(weight, self._layout(weight))
 
     def _layout(self, weight: str) -> StorageLayout:
