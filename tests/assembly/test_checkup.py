@@ -48,6 +48,18 @@ def test_a_machine_where_all_is_well():
     assert "gb10 is not here no driver" in told
 
 
+def test_what_is_said_of_machines():
+    def told(**changes):
+        return [(f.what, f.cure) for f in check(replace(WELL, **changes)) if (f.check, f.level) == ("hardware", "fail")]
+
+    ((what, cure),) = told(hardware=(GPU,), asked=True)
+    assert what == "gb10 was asked for and is not here"
+    assert "--hardware" in cure
+    ((what, cure),) = told(hardware=(CPU, replace(CPU, name="toy")))
+    assert what == "cpu and toy both answer with rank 10"
+    assert "--hardware" in cure
+
+
 @pytest.mark.parametrize(
     ("changes", "found"),
     [
@@ -57,6 +69,9 @@ def test_a_machine_where_all_is_well():
         ({"plugins": (replace(PLUGIN, status="excluded", reason="left out"),)}, set()),
         ({"hardware": ()}, {("hardware", "fail")}),
         ({"hardware": (GPU,)}, {("hardware", "fail")}),
+        ({"hardware": (GPU,), "asked": True}, {("hardware", "fail")}),
+        ({"hardware": (CPU, replace(CPU, name="toy"))}, {("hardware", "fail")}),
+        ({"hardware": (CPU, replace(CPU, name="toy", probed=Verdict.yes(11)))}, set()),
         ({"hardware": machine(unusable={"linear": "It is not built."})}, {("kernels", "fail")}),
         ({"hardware": machine(compiler=NO_COMPILER)}, {("compiler", "warn")}),
         (

@@ -6,6 +6,7 @@ from typing import Literal
 
 from atlas_core.plugins import PluginRecord
 from atlas_core.vocab.errors import AtlasError
+from atlas_core.vocab.resolve import EQUAL
 from atlas_core.vocab.verdict import Verdict
 
 Level = Literal["ok", "warn", "fail"]
@@ -66,7 +67,8 @@ class ModelFacts:
 class Facts:
     """Everything that was looked at. Sizes are bytes, None where the system does not tell.
 
-    ``conflict`` is what keeps the plugins from being used together; ``settings`` what is wrong with flags, variables or file.
+    ``conflict`` is what keeps the plugins from being used together; ``settings`` what is wrong with flags, variables or file. Where one
+    hardware was asked for, ``hardware`` is that alone, and ``asked`` true.
     ``cache`` is Atlas's directory, ``cache_error`` why nothing can be written there. ``port_error`` is why ``address`` cannot be
     listened on. ``proxies`` maps schemes to hosts, without user names and passwords.
     """
@@ -87,6 +89,7 @@ class Facts:
     offline: bool
     proxies: Mapping[str, str]
     no_proxy: str
+    asked: bool = False
 
 
 def check(facts: Facts) -> list[Finding]:
@@ -130,11 +133,22 @@ def _machines(facts: Facts) -> Iterator[Finding]:
             continue
         yield Finding("hardware", "ok", f"{machine.name} is here", ", ".join(machine.probed.reasons))
         yield from _kernels(machine, "fail" if machine.probed.rank == best else "warn")
-    if not present:
+    reasons = "; ".join(f"{m.name}: {', '.join(m.probed.reasons)}" for m in facts.hardware)
+    if not present and facts.asked:
         yield Finding(
-            "hardware", "fail", "no hardware is usable",
-            "; ".join(f"{m.name}: {', '.join(m.probed.reasons)}" for m in facts.hardware) or "no hardware plugin is installed",
+            "hardware", "fail", f"{facts.hardware[0].name} was asked for and is not here", reasons,
+            "name another with --hardware, or none, for the best one that is here",
+        )  # fmt: skip
+    elif not present:
+        yield Finding(
+            "hardware", "fail", "no hardware is usable", reasons or "no hardware plugin is installed",
             "install a hardware plugin for this machine, for instance atlas-plugin-cpu",
+        )  # fmt: skip
+    rivals = [machine.name for machine in present if machine.probed.rank == best]
+    if len(rivals) > 1:
+        yield Finding(
+            "hardware", "fail", f"{rivals[0]} and {rivals[1]} both answer with rank {best}", EQUAL,
+            "name one with --hardware, or have the probe of one answer with a higher rank",
         )  # fmt: skip
 
 

@@ -43,6 +43,7 @@ def gather(settings: Settings, mistake: AtlasError | None = None) -> Facts:
         conflict=conflict,
         settings=mistake,
         hardware=_hardware(registry, settings.hardware) if registry else (),
+        asked=settings.hardware is not None and registry is not None,
         families=sorted(registry.models) if registry else (),
         model=_model(registry, settings) if registry and settings.model else None,
         cache=str(cache),

@@ -8,6 +8,7 @@ from atlas_core.vocab.errors import ResolveError
 from atlas_core.vocab.verdict import Verdict
 
 T = TypeVar("T")
+EQUAL = "equal ranks would leave the choice to chance"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,7 @@ def resolve(
     if len(accepted) > 1 and accepted[0][2].rank == accepted[1][2].rank:
         raise ResolveError(
             f"{accepted[0][0]} and {accepted[1][0]} both answer with rank {accepted[0][2].rank}",
-            "equal ranks would leave the choice to chance",
+            EQUAL,
             tie,
         )
     return Resolution(accepted[0][1], accepted[0][0], table)
