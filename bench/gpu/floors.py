@@ -24,7 +24,10 @@ def report(rows: Sequence[tuple[str, int, float]], segments: Sequence[PlannedSeg
         for operand, value in step.node.operands.items():
             if value.kind == "weight":
                 shape = step.need.operands[operand].shape
-                share = statistics.mean(distinct) / shape[0] if len(shape) == 3 and distinct else 1.0
+                # Where the choice is a part of the node nobody counts: all tokens then differ at most.
+                most = min(shape[0], step.need.attrs.get("top_k", shape[0]) * step.need.tokens)
+                read = statistics.mean(distinct) if distinct else most
+                share = read / shape[0] if len(shape) == 3 else 1.0
                 us = step.packings[operand].nbytes * share / BANDWIDTH * 1e6
                 floors[step.implementation.name] = floors.get(step.implementation.name, 0.0) + us
     print("above the floor of the bytes:")

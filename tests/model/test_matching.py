@@ -1,5 +1,7 @@
 """Matching finds exactly the declared data flow and never hides a value that somebody else reads."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -141,6 +143,58 @@ def test_a_chain_is_found_whole_at_its_first_link_and_computes_the_same(links):
         want = want + want / np.sqrt((want * want).mean(-1, keepdims=True) + 1e-5) * arrays[f"w.{link}"]
     compose(unrolled(LINK, links, PRIMITIVES), PRIMITIVES).reference(arrays, {"eps": 1e-5})
     np.testing.assert_allclose(arrays["y"], want, rtol=1e-5)
+
+
+FIRST = FusedCall("add", {"x": "start", "z": "start", "y": "x"})
+LAST = FusedCall("silu_mul", {"gate": "y", "up": "y", "y": "end"})
+
+
+def around(links: int) -> Program:
+    """A chain behind an addition, whose end is multiplied; both ends are results."""
+    recorder = Recorder()
+    a, h = (recorder.value(name, "activation", ("T", 4), DType.F32) for name in "ah")
+    recorder.node(PRIMITIVES["add"], {"x": a, "z": a, "y": h}, {})
+    for link in range(links):
+        w = recorder.value(f"w{link}", "weight", (4,))
+        normed, y = (recorder.fresh(name, ("T", 4), DType.F32) for name in (f"normed{link}", f"y{link}"))
+        recorder.node(PRIMITIVES["rms_norm"], {"x": h, "weight": w, "y": normed}, {"eps": 1e-5})
+        recorder.node(PRIMITIVES["add"], {"x": h, "z": normed, "y": y}, {})
+        h = y
+    end = recorder.fresh("end", ("T", 4), DType.F32)
+    recorder.node(PRIMITIVES["silu_mul"], {"gate": h, "up": h, "y": end}, {})
+    recorder.end_segment("all")
+    return recorder.finish((h, end))
+
+
+@pytest.mark.parametrize("links", [1, 3])
+def test_a_chain_may_have_a_beginning_and_an_end_of_its_own(links):
+    whole = replace(LINK, before=(FIRST,), after=(LAST,), outputs=("y", "end"))
+    program, nodes = around(links), 2 * links + 2
+    found = [Pattern.of(whole, PRIMITIVES).find(program.nodes, start, nodes, Uses(program)) for start in range(nodes)]
+    assert [start for start, each in enumerate(found) if each] == [0]
+    pattern, node = found[0]
+    assert [call.op for call in pattern.fused.body] == ["add", *["rms_norm", "add"] * links, "silu_mul"]
+    assert {name: node.operands[name].name for name in ("start", "y", "end")} == {
+        "start": "a", "y": program.results[0].name, "end": program.results[1].name
+    }  # fmt: skip
+    rng = np.random.default_rng(links)
+    arrays = {"start": rng.standard_normal((3, 4)).astype(np.float32)}
+    arrays |= {f"w.{link}": rng.standard_normal(4).astype(np.float32) for link in range(links)}
+    want = 2 * arrays["start"]
+    for link in range(links):
+        want = want + want / np.sqrt((want * want).mean(-1, keepdims=True) + 1e-5) * arrays[f"w.{link}"]
+    pattern.op.reference(arrays, {"eps": 1e-5})
+    np.testing.assert_allclose(arrays["y"], want, rtol=1e-5)
+    np.testing.assert_allclose(arrays["end"], want * want / (1 + np.exp(-want)), rtol=1e-5)
+
+
+@pytest.mark.parametrize("missing", ["before", "after"])
+def test_a_chain_without_its_beginning_or_end_is_no_match(missing):
+    whole = replace(LINK, before=(FIRST,), after=(LAST,), outputs=("y", "end"))
+    program = around(2)
+    start, end = (1, len(program.nodes)) if missing == "before" else (0, len(program.nodes) - 1)
+    pattern = Pattern.of(whole, PRIMITIVES)
+    assert not any(pattern.find(program.nodes, at, end, Uses(program)) for at in range(start, end))
 
 
 @pytest.mark.parametrize("program", [chained(4, eps=1e-6), chained(3, leak=True)])

@@ -56,6 +56,7 @@ EXPECTED = {
     "atlas_plugin_hopper:skinny_linears": {BOXES, ANY_WIDE, EARLY},
     "atlas_plugin_hopper:skinny_gate_up": {BOXES, ANY_WIDE, EARLY},
     "atlas_plugin_hopper:skinny_qkv": {BOXES, ANY_WIDE, EARLY},
+    "atlas_plugin_hopper:hybrid_layers": {COPIES, BULK, PRODUCTS, MATRICES, EARLY},
     "atlas_plugin_hopper:decoder_layers": {COPIES, BULK, PRODUCTS, MATRICES},
     "atlas_plugin_hopper:moe_decoder_layers": {COPIES, BULK, PRODUCTS, MATRICES},
     "atlas_plugin_hopper:decoder_clusters": {COPIES, BULK, PRODUCTS, MATRICES, ELSEWHERE},

@@ -47,6 +47,7 @@ MACHINES = {
 """Architecture, processors, and limits of a launch (CUDA programming guide, compute capabilities 9.0 and 12.x)."""
 _EXPERTS = ["norm_route", "moe_shared_add"]
 _LINEAR = ["norm_linears", "linear_attention_step", "linear_add", *_EXPERTS]
+_ATTENTION = ["heads_rope_append", "paged_attention"]
 _GATED = ["norm_linears", "heads_rope_append", "paged_attention", "sigmoid_mul", "linear_add", *_EXPERTS]
 LAYERS = {
     "qwen3-8b": [["norm_qkv_heads_rope_append", "paged_attention", "linear_add", "norm_gate_up_silu", "linear_add"]],
@@ -55,6 +56,10 @@ LAYERS = {
     "qwen3.5-35b-a3b": [_LINEAR, _LINEAR, _LINEAR, _GATED],
 }
 """The nodes of each layer, as long as layers differ."""
+CHAINED = {
+    ("qwen3.5-35b-a3b", "hopper"): ["hybrid_layers", *_ATTENTION, "mixture_layers", *_ATTENTION, "output_mixture"]
+}
+"""Of all layers, for one token, where several are a launch."""
 LAUNCHES = {"qwen3-8b": 6, "qwen2-7b": 5, "qwen3-30b-a3b": 7, "qwen3.5-35b-a3b": 6}
 """Of the first layer."""
 STATIC = 4736
@@ -137,8 +142,9 @@ def test_a_decoded_layer_is_few_nodes_and_launches(planned):
             continue
         period = LAYERS[model]
         nodes = [node for layer in range(layers) for node in period[layer % len(period)]]
-        assert [step.need.op for step in steps[2 : 2 + len(nodes)]] == nodes
-        assert sum(len(bound(step, backend)) for step in steps[2:7]) == LAUNCHES[model]
+        chained = CHAINED.get((model, hardware)) if bucket.bucket.tokens == 1 else None
+        assert [step.need.op for step in steps[2 : 2 + len(chained or nodes)]] == (chained or nodes)
+        assert chained or sum(len(bound(step, backend)) for step in steps[2:7]) == LAUNCHES[model]
         checked += 1
     assert checked >= 2
 

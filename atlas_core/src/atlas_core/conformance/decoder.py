@@ -69,6 +69,27 @@ LARGE_SHAPES = (
 )  # fmt: skip
 
 
+def dense(step: ForwardBuilder, stem: str, x: Value, inner: int) -> Value:
+    """SwiGLU of ``inner`` features."""
+    hidden = int(x.shape[1])
+    gate = step.linear(x, step.weight(f"{stem}gate", inner, hidden))
+    up = step.linear(x, step.weight(f"{stem}up", inner, hidden))
+    return step.linear(step.silu_mul(gate, up), step.weight(f"{stem}down", hidden, inner))
+
+
+def mixture(step: ForwardBuilder, stem: str, x: Value, experts: Mixture, inner: int) -> Value:
+    """Routed experts; if there is one for all, it has ``inner`` features and a gate of its own."""
+    hidden, wide = int(x.shape[1]), (experts.count, experts.size, int(x.shape[1]))
+    logits = step.linear(x, step.weight(f"{stem}router", experts.count, hidden), DType.F32)
+    routed = step.moe_route(logits, experts.active, normalise=True)
+    gate, up = step.weight(f"{stem}experts.gate", *wide), step.weight(f"{stem}experts.up", *wide)
+    y = step.moe_experts(x, routed, gate, up, step.weight(f"{stem}experts.down", experts.count, hidden, experts.size))
+    if not experts.shared:
+        return y
+    shared = dense(step, stem, x, inner)
+    return step.add(y, step.sigmoid_mul(shared, step.linear(x, step.weight(f"{stem}shared", 1, hidden))))
+
+
 class DenseDecoder:
     """A Llama-like decoder: norm, attention, residual, norm, gated MLP or experts, residual; logits of the wanted rows."""
 
@@ -103,25 +124,10 @@ class DenseDecoder:
     def _mlp(self, step: ForwardBuilder, layer: int, h: Value) -> Value:
         shape = self._shape
         x = step.rms_norm(h, step.weight(f"layers.{layer}.mlp_norm", shape.hidden), 1e-5)
-        return self._mixture(step, layer, x, shape.mixture) if shape.mixture else self._dense(step, layer, x)
-
-    def _dense(self, step: ForwardBuilder, layer: int, x: Value) -> Value:
-        shape = self._shape
-        gate = self._linear(step, x, f"layers.{layer}.gate", shape.inner, shape.hidden)
-        up = self._linear(step, x, f"layers.{layer}.up", shape.inner, shape.hidden)
-        return self._linear(step, step.silu_mul(gate, up), f"layers.{layer}.down", shape.hidden, shape.inner)
-
-    def _mixture(self, step: ForwardBuilder, layer: int, x: Value, experts: Mixture) -> Value:
-        hidden, stem = self._shape.hidden, f"layers.{layer}.experts"
-        logits = step.linear(x, step.weight(f"layers.{layer}.router", experts.count, hidden), DType.F32)
-        routed = step.moe_route(logits, experts.active, normalise=True)
-        wide = experts.count, experts.size, hidden
-        gate, up = step.weight(f"{stem}.gate", *wide), step.weight(f"{stem}.up", *wide)
-        y = step.moe_experts(x, routed, gate, up, step.weight(f"{stem}.down", experts.count, hidden, experts.size))
-        if not experts.shared:
-            return y
-        shared = self._dense(step, layer, x)
-        return step.add(y, step.sigmoid_mul(shared, self._linear(step, x, f"layers.{layer}.shared", 1, hidden)))
+        stem = f"layers.{layer}."
+        return (
+            mixture(step, stem, x, shape.mixture, shape.inner) if shape.mixture else dense(step, stem, x, shape.inner)
+        )
 
     @staticmethod
     def _linear(step: ForwardBuilder, x: Value, name: str, rows: int, columns: int, bias: bool = False) -> Value:

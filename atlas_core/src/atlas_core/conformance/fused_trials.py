@@ -135,7 +135,11 @@ def _narrowest(fused: FusedOp, ops: Mapping[str, Op], case: Case) -> Array:
     """Of each row the least lead of logits that decides, over all choices of the op."""
     last = max(index for index, call in enumerate(fused.body) if call.op == "moe_route")
     narrowest = np.full(len(case.arrays[fused.body[0].operands["x"]]), np.inf)
-    arrays = {name: array.copy() if name == "cache" else array for name, array in case.arrays.items()}
+    # What is changed in place, states and pages, stays as it is in the case.
+    changed = {
+        call.operands[part.name] for call in fused.body for part in ops[call.op].operands if part.role == "inout"
+    }
+    arrays = {name: array.copy() if name in changed else array for name, array in case.arrays.items()}
     for call in fused.body[: last + 1]:
         part = {inner: arrays[outer] for inner, outer in call.operands.items() if outer in arrays}
         attrs = {inner: case.attrs[outer] for inner, outer in call.attrs.items()}

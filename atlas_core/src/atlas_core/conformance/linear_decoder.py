@@ -51,33 +51,38 @@ class LinearDecoder:
         hidden = self._shape.hidden
         h = step.embed(step.weight("embed", _VOCAB, hidden))
         for layer in range(self._shape.layers):
-            h = step.add(h, self._attention(step, layer, h))
+            h = step.add(h, linear_attention(step, self._shape, f"layers.{layer}.", h, layer))
         x = step.rms_norm(step.gather_rows(h), step.weight("final_norm", hidden), 1e-6)
         return step.linear(x, step.weight("head", _VOCAB, hidden), DType.F32)
 
-    def _attention(self, step: ForwardBuilder, layer: int, h: Value) -> Value:
-        shape, stem = self._shape, f"layers.{layer}."
-        heads, dims = (shape.key_heads, shape.value_heads), (shape.key_dim, shape.value_dim)
-        values = shape.value_heads * shape.value_dim
-        x = step.rms_norm(h, step.weight(f"{stem}norm", shape.hidden), 1e-6)
-        sizes = {"qkv": shape.channels, "z": values, "b": shape.value_heads, "a": shape.value_heads}
-        qkv, z, b, a = (step.linear(x, step.weight(stem + part, rows, shape.hidden)) for part, rows in sizes.items())
-        filters = step.weight(f"{stem}convolution", shape.channels, shape.width)
-        qkv = step.causal_conv1d(qkv, filters, CONVOLUTION, layer)
-        qkv = step.l2_norm(qkv, 2 * shape.key_heads, shape.key_dim, 1e-6)
-        decay = step.weight(f"{stem}a_log", shape.value_heads), step.weight(f"{stem}dt_bias", shape.value_heads)
-        y = step.gated_delta_rule(qkv, (a, b), decay, DELTA, layer, heads, dims, shape.key_dim**-0.5)
-        y = step.gated_rms_norm(y, z, step.weight(f"{stem}head_norm", shape.value_dim), 1e-6)
-        return step.linear(y, step.weight(f"{stem}o", shape.hidden, values))
+
+def linear_attention(step: ForwardBuilder, shape: LinearShape, stem: str, h: Value, place: int) -> Value:
+    """Of the stream ``h``: its norm, then linear attention over ``place`` of both states."""
+    heads, dims = (shape.key_heads, shape.value_heads), (shape.key_dim, shape.value_dim)
+    values = shape.value_heads * shape.value_dim
+    x = step.rms_norm(h, step.weight(f"{stem}norm", shape.hidden), 1e-6)
+    sizes = {"qkv": shape.channels, "z": values, "b": shape.value_heads, "a": shape.value_heads}
+    qkv, z, b, a = (step.linear(x, step.weight(stem + part, rows, shape.hidden)) for part, rows in sizes.items())
+    filters = step.weight(f"{stem}convolution", shape.channels, shape.width)
+    qkv = step.causal_conv1d(qkv, filters, CONVOLUTION, place)
+    qkv = step.l2_norm(qkv, 2 * shape.key_heads, shape.key_dim, 1e-6)
+    decay = step.weight(f"{stem}a_log", shape.value_heads), step.weight(f"{stem}dt_bias", shape.value_heads)
+    y = step.gated_delta_rule(qkv, (a, b), decay, DELTA, place, heads, dims, shape.key_dim**-0.5)
+    y = step.gated_rms_norm(y, z, step.weight(f"{stem}head_norm", shape.value_dim), 1e-6)
+    return step.linear(y, step.weight(f"{stem}o", shape.hidden, values))
+
+
+def states_of(shape: LinearShape, layers: int) -> tuple[CacheSpec, CacheSpec]:
+    """What so many such layers remember."""
+    return (
+        CacheSpec(CONVOLUTION, "recurrent", layers, state_shape=(shape.width - 1, shape.channels)),
+        CacheSpec(DELTA, "recurrent", layers, state_shape=(shape.value_heads, shape.key_dim, shape.value_dim)),
+    )
 
 
 def record_linear_decoder(shape: LinearShape) -> Recorded:
     """Record a decoder of this shape with SLOTS slots. It has a group of pages too, which no layer uses."""
-    caches = (
-        CacheSpec(GROUP, "full", 0, 1, 16),
-        CacheSpec(CONVOLUTION, "recurrent", shape.layers, state_shape=(shape.width - 1, shape.channels)),
-        CacheSpec(DELTA, "recurrent", shape.layers, state_shape=(shape.value_heads, shape.key_dim, shape.value_dim)),
-    )
+    caches = (CacheSpec(GROUP, "full", 0, 1, 16), *states_of(shape, shape.layers))
     spec = ModelSpec(
         "linear", shape.hidden, shape.layers, _VOCAB, BLOCKS * _PAGE, ACTIVATION, caches, (0,), None,
         tied_embeddings=False, family=shape,

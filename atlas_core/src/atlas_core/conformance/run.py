@@ -11,6 +11,7 @@ from atlas_core.conformance.codecs import WeightCodec, plain_codecs
 from atlas_core.conformance.decoder import CHAIN_SHAPES, LARGE_SHAPES, SHAPES, Recorded, record_decoder
 from atlas_core.conformance.execution import Execution
 from atlas_core.conformance.fused_trials import fused_trials
+from atlas_core.conformance.hybrid_decoder import HYBRID_SHAPES, record_hybrid_decoder
 from atlas_core.conformance.linear_decoder import LARGE_LINEAR_SHAPES, LINEAR_SHAPES, record_linear_decoder
 from atlas_core.conformance.results import Report, Result, Status, Timing, result_id
 from atlas_core.conformance.variant import Variant, live_shape, variants, with_caches
@@ -172,6 +173,7 @@ def _op_trials(subject: Subject, name: str, seed: int, *, large: bool) -> Iterat
             models = chain(
                 (record_decoder(shape) for shape in (*shapes, *chains)),
                 (record_linear_decoder(shape) for shape in linear),
+                (record_hybrid_decoder(shape) for shape in (HYBRID_SHAPES if fused.carried else ())),
                 () if large else subject.models,
             )
             return fused_trials(fused, subject.ops, list(models), seed, large=large)

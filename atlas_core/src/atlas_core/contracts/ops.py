@@ -195,10 +195,13 @@ class FusedOp:
 
     With ``carried``, (an input, an output), it stands for a whole chain of such sequences, each of which gets as that input what the
     one before it left as that output: all the layers of a model. Link i has weights ``<weight>.<i>`` and the attribute ``layer.<i>``
-    of its own (``ops.fused.unrolled``); everything else is the same for all.
+    of its own (``ops.fused.unrolled``); everything else is the same for all. Such a chain may begin with calls that come ``before`` its
+    first link, and end with others ``after`` its last: these come once, under names that the body does not use, but for what is carried.
     """
 
     name: str
     body: tuple[FusedCall, ...]
     outputs: tuple[str, ...]
     carried: tuple[str, str] | None = None
+    before: tuple[FusedCall, ...] = ()
+    after: tuple[FusedCall, ...] = ()

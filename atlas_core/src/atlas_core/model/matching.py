@@ -1,7 +1,7 @@
 """Finding fused ops in a program: exact sequences of recorded nodes with exactly the decomposition's data flow."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from atlas_core.contracts.ops import FusedOp
@@ -24,9 +24,13 @@ class Pattern:
 
     @classmethod
     def of(cls, fused: FusedOp, ops: Mapping[str, Op]) -> "Pattern":
-        """Compose the op. Raises ValueError for an ill-formed decomposition."""
+        """Compose the op; of a chain it is one link. Raises ValueError for an ill-formed decomposition."""
         parts = {call.operands[inner]: call.op for call in reversed(fused.body) for inner in call.operands}
-        return cls(fused, compose(fused, ops), parts, ops)
+        link = fused
+        if fused.carried:
+            compose(unrolled(fused, 1, ops), ops)
+            link = replace(fused, outputs=fused.carried[1:])
+        return cls(fused, compose(link, ops), parts, ops)
 
     def find(self, nodes: Sequence[Node], start: int, end: int, uses: "Uses") -> "tuple[Pattern, Node] | None":
         """What may stand for nodes from ``start`` on: the pattern as it matches there, and the fused node.
@@ -36,10 +40,10 @@ class Pattern:
         if self.fused.carried is None:
             node = match(self, nodes, start, end, uses)
             return (self, node) if node else None
-        length, links = len(self.fused.body), 0
-        if start >= length and match(self, nodes, start - length, end, uses):
+        length, links, first = len(self.fused.body), 0, start + len(self.fused.before)
+        if not self.fused.before and start >= length and match(self, nodes, start - length, end, uses):
             return None
-        while match(self, nodes, start + links * length, end, uses):
+        while match(self, nodes, first + links * length, end, uses):
             links += 1
         if not links:
             return None

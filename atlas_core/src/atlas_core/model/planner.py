@@ -122,7 +122,8 @@ class Planner:
         self._uses = Uses(program)
         self._patterns: dict[str, list[Pattern]] = {}
         for pattern in context.patterns:
-            self._patterns.setdefault(pattern.fused.body[0].op, []).append(pattern)
+            first = (*pattern.fused.before, *pattern.fused.body)[0]
+            self._patterns.setdefault(first.op, []).append(pattern)
         self._by_op: dict[str, list[OpImplementation]] = {}
         for implementation in context.implementations:
             self._by_op.setdefault(implementation.op, []).append(implementation)

@@ -57,7 +57,7 @@ PLACE = "layer"
 
 
 def unrolled(fused: FusedOp, links: int, ops: Mapping[str, Op]) -> FusedOp:
-    """The chain of so many links of ``fused``, whose ``carried`` is set, as one plain sequence."""
+    """The chain of so many links of ``fused``, whose ``carried`` is set, as one plain sequence, with what comes before and after."""
     assert fused.carried is not None
     given, left = fused.carried
     kinds = {
@@ -81,7 +81,7 @@ def unrolled(fused: FusedOp, links: int, ops: Mapping[str, Op]) -> FusedOp:
         for link in range(links)
         for call in fused.body
     )
-    return FusedOp(fused.name, body, (left,))
+    return FusedOp(fused.name, (*fused.before, *body, *fused.after), fused.outputs)
 
 
 def _tolerances(fused: FusedOp, ops: Mapping[str, Op]) -> dict[DType, Tolerance]:

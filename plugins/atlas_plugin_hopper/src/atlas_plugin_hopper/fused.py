@@ -4,6 +4,7 @@ all layers of a decoder, and what comes behind them.
 
 from atlas_core.contracts.ops import FusedCall, FusedOp
 from atlas_nvidia.fused import LINEAR_ADD, NORM_GATE_UP_SILU, NORM_QKV_HEADS_ROPE_APPEND, NORM_QKV_ROPE_APPEND
+from atlas_plugin_hopper.hybrid import HYBRID_LAYERS, MIXTURE_LAYERS, OUTPUT_MIXTURE
 
 _INNER = {"x": "y", "y": "z"}
 """Operands of the second part: it reads the stream that the first one leaves, and its result needs another name."""
@@ -91,4 +92,7 @@ GATHER_NORM_LINEAR = FusedOp(
 
 def fused_ops() -> list[FusedOp]:
     """All of them."""
-    return [LINEAR_ADD_GATE_UP, LINEAR_ADD_QKV, DECODER_LAYERS, MOE_DECODER_LAYERS, GATHER_NORM_LINEAR]
+    return [
+        LINEAR_ADD_GATE_UP, LINEAR_ADD_QKV, DECODER_LAYERS, MOE_DECODER_LAYERS, HYBRID_LAYERS, MIXTURE_LAYERS, OUTPUT_MIXTURE,
+        GATHER_NORM_LINEAR,
+    ]  # fmt: skip

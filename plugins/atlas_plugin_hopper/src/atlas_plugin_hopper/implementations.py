@@ -5,6 +5,7 @@ from atlas_nvidia.implementations.base import ELEMENTS
 from atlas_nvidia.implementations.moe import SORTED
 from atlas_plugin_hopper.chains import chains
 from atlas_plugin_hopper.experts import SortedByEngine
+from atlas_plugin_hopper.hybrid import hybrids
 from atlas_plugin_hopper.moe_chains import moe_chains
 from atlas_plugin_hopper.narrow_head import heads
 from atlas_plugin_hopper.prefill import TILES, WarpgroupPrefill
@@ -19,4 +20,5 @@ def implementations() -> list[OpImplementation]:
     attention = [WarpgroupPrefill(head_dim, element) for element in ELEMENTS for head_dim in TILES]
     experts = [SortedByEngine(op, element) for element in ELEMENTS for op in SORTED]
     shared = [SharedBeside(element) for element in ELEMENTS]
-    return [*attention, *products(), *layers(), *experts, *shared, *skinny(), *chains(), *moe_chains(), *heads()]
+    chained = [*chains(), *moe_chains(), *hybrids()]
+    return [*attention, *products(), *layers(), *experts, *shared, *skinny(), *chained, *heads()]
