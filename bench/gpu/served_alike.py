@@ -241,11 +241,17 @@ def compared(cpu: Server, gpu: Server, asked: argparse.Namespace) -> tuple[list[
             wrong.append(f"{name}: {unlike} streamed answers are not what is answered whole")
         leads = [parted(c, g, body) for c, g, _, body in pairs] if told else []
         bad = [lead for at, lead in leads if at >= 0 and not lead < tie]
-        largest = max((abs(c.best[at][t] - g.best[at][t]) for c, g, _, _ in pairs if told
-                       for at in range(min(len(c.best), len(g.best))) if c.tokens[:at] == g.tokens[:at]
-                       for t in c.best[at] if t in g.best[at]), default=0.0)  # fmt: skip
+        distances = [
+            abs(c.best[at][token] - g.best[at][token])
+            for c, g, _, _ in pairs
+            for at in range(min(len(c.best), len(g.best)))
+            if c.tokens[:at] == g.tokens[:at]
+            for token in c.best[at]
+            if token in g.best[at]
+        ] or [0.0]
+        largest, mean = max(distances), float(np.mean(distances))
         print(f"{name:<22} {equal} of {len(pairs)} equal" + (f", {sum(at >= 0 for at, _ in leads) - len(bad)} part at ties, {len(bad)} elsewhere; "
-              f"log-probabilities {largest:.4f} apart at most" if told else ""), flush=True)  # fmt: skip
+              f"log-probabilities {mean:.4f} apart, {largest:.4f} at most" if told else ""), flush=True)  # fmt: skip
         wrong += [f"{name}: {len(bad)} answers part where there is no tie: leads {sorted(bad)[:5]}"] if bad else []
         wrong += (
             [f"{name}: only {equal} of {len(pairs)} are equal"] if not told and equal < asked.alike * len(pairs) else []
