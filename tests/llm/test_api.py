@@ -15,7 +15,7 @@ from atlas_core.llm import Result, Usage
 from atlas_core.vocab.errors import CheckpointError, EngineError, PluginError, RequestError, UsageError
 
 TINY = Path(__file__).parents[1] / "data" / "tiny" / "llama"
-SIZES = {"hardware": "cpu", "max_batch_size": 3, "max_prefill_tokens": 32, "max_seq_len": 128}
+SIZES = {"hardware": "cpu", "numerics": "exact", "max_batch_size": 3, "max_prefill_tokens": 32, "max_seq_len": 128}
 TALK = [{"role": "user", "content": "hello there"}]
 
 

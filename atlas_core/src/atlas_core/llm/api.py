@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self
 
+from atlas_core.assembly.aside import Aside
 from atlas_core.assembly.asked import settings_from_environment
 from atlas_core.assembly.engine import Ledger, build, engine_of
 from atlas_core.assembly.environment import discover_plugins
@@ -17,6 +18,7 @@ from atlas_core.llm.asking import Asked, asked_chat, asked_prompts
 from atlas_core.llm.local import LocalEngine
 from atlas_core.llm.progress import Line
 from atlas_core.llm.results import Gathered, Result
+from atlas_core.plugins import Registry
 from atlas_core.server.ports import ServedModel
 from atlas_core.settings import OPTIONS, Settings
 from atlas_core.settings.reading import with_defaults
@@ -154,13 +156,13 @@ class _Building:
     """Builds the engine on its own thread; see local.Build."""
 
     settings: Settings
+    registry: Registry
     report: Callable[[Progress], None]
 
     def __call__(self) -> tuple[Engine, Callable[[], None]]:
         ledger = Ledger(self.report)
-        registry = discover_plugins()
-        built = build(self.settings, registry, ledger)
-        return engine_of(built, registry, ledger), built.close
+        built = build(self.settings, self.registry, ledger)
+        return engine_of(built, self.registry, ledger), built.close
 
 
 def _start(settings: Settings, line: Line) -> tuple[LocalEngine, ServedModel]:
@@ -171,12 +173,18 @@ def _start(settings: Settings, line: Line) -> tuple[LocalEngine, ServedModel]:
 
     path = fetch(settings, registry, fetched)
     local = replace(settings, model=str(path), revision=None)
-    served = served_model(settings, local, registry)
-    # As many again as a batch, so that a place that gets free is taken in the next step.
-    engine = LocalEngine(
-        _Building(local, line.loading), lambda info: info.max_batch_size + min(info.max_batch_size, settings.max_queue)
-    )
-    return engine, served
+    with Aside() as aside:
+        reading = aside.start(lambda: served_model(settings, local, registry))
+        # As many again as a batch, so that a place that gets free is taken in the next step.
+        engine = LocalEngine(
+            _Building(local, registry, line.loading),
+            lambda info: info.max_batch_size + min(info.max_batch_size, settings.max_queue),
+        )
+        try:
+            return engine, reading.result()
+        except BaseException:
+            engine.close()
+            raise
 
 
 def _settings(model: str | os.PathLike[str], given: Mapping[str, Any]) -> Settings:
