@@ -59,7 +59,7 @@ EXPECTED = {
     "atlas_plugin_hopper:hybrid_layers": {COPIES, BULK, PRODUCTS, MATRICES, EARLY},
     "atlas_plugin_hopper:decoder_layers": {COPIES, BULK, PRODUCTS, MATRICES},
     "atlas_plugin_hopper:moe_decoder_layers": {COPIES, BULK, PRODUCTS, MATRICES},
-    "atlas_plugin_hopper:decoder_clusters": {COPIES, BULK, PRODUCTS, MATRICES, ELSEWHERE},
+    "atlas_plugin_hopper:decoder_clusters": {COPIES, BULK, PRODUCTS, MATRICES, ELSEWHERE, EARLY},
     "atlas_plugin_hopper:narrow_head": {BULK, PRODUCTS, EARLY},
     "paged_decode": {COPIES, PRODUCTS, MATRICES},
     "paged_prefill": {COPIES, PRODUCTS, MATRICES},

@@ -33,7 +33,7 @@ struct AttentionRoom {
 };
 // What other blocks put here. Rows are padded so that those read together lie in different banks.
 struct Received {
-    uint2 query[GROUP][FOURS_OF_HEAD + 4], key[FOURS_OF_HEAD], value[FOURS_OF_HEAD];
+    __align__(8) uint32_t query[GROUP][2 * FOURS_OF_HEAD + 8], key[2 * FOURS_OF_HEAD], value[2 * FOURS_OF_HEAD];
     __align__(16) Part part[CLUSTER];
 };
 
@@ -44,15 +44,20 @@ struct Attention {
     const int32_t* pages;  // of the slot
     int page_tokens, kv_head, known, begin, end;
     bool live;
-    int64_t soon[2], newest;  // where this warp's first tokens and the new one lie in a layer's pages
+    int soon[2], newest;  // where this warp's first tokens and the new one lie in a layer's pages, in rows of HEAD_DIM
 
-    __device__ int64_t element(int token) const {
-        const int64_t page = pages[token / page_tokens];
-        return page_element(page, 0, kv_head, token % page_tokens, KV_HEADS, page_tokens, HEAD_DIM);
+    __device__ int row_of(int token) const {
+        return (pages[token / page_tokens] * 2 * KV_HEADS + kv_head) * page_tokens + token % page_tokens;
     }
+    template <class Element>
+    __device__ static Element* at(Element* cache, int row) { return cache + static_cast<int64_t>(row) * HEAD_DIM; }
     __device__ int64_t to_values() const { return static_cast<int64_t>(KV_HEADS) * page_tokens * HEAD_DIM; }
     __device__ bool has_newest() const { return end > known; }
-    __device__ int query_bytes() const { return 2 * HEAD_DIM * (GROUP + (has_newest() ? 2 : 0)); }
+    __device__ int query_bytes() const {
+        int last = known;
+        asm volatile("" : "+r"(last));  // or it would be kept in a register
+        return 2 * HEAD_DIM * (GROUP + (end > last ? 2 : 0));
+    }
 
     __device__ void prepare(const float* inv_freq, float rope_scale, int thread) const {
         if (thread < PAIRS) rotation(known, inv_freq[thread], rope_scale, room.turn[thread].x, room.turn[thread].y);
@@ -61,14 +66,14 @@ struct Attention {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const int token = begin + warp * TOKENS + half * HALF;
-            soon[half] = token < end ? element(token) : 0;
+            soon[half] = token < end ? row_of(token) : 0;
         }
-        newest = has_newest() ? element(known) : 0;
+        newest = has_newest() ? row_of(known) : 0;
         fetch_first(cache, warp, lane);
     }
     __device__ void fetch_first(const uint16_t* cache, int warp, int lane) const {
         const int token = begin + warp * TOKENS;
-        if (token < end) fetch(cache + soon[0], cache + soon[1], token, warp, lane);
+        if (token < end) fetch(at(cache, soon[0]), at(cache, soon[1]), token, warp, lane);
     }
     // This warp's keys and values of a pass, in the background; those that are not there become zeros.
     __device__ void fetch(const uint16_t* from, const uint16_t* second, int token, int warp, int lane) const {
@@ -85,20 +90,16 @@ struct Attention {
         commit_copies();
     }
 
-    // A four of rows from their parts of sums, times `by`: turned if they `turn`, and scaled.
-    __device__ uint2 turned(const float (*rows)[WARPS], float by, int four, bool turn, float scale) const {
-        const float4 found = *reinterpret_cast<const float4*>(room.turn + 2 * four);
-        const float4 with = turn ? found : make_float4(0.0f, 1.0f, 0.0f, 1.0f);
-        by *= scale;
-        const float a = sum_of(rows[0]) * by, b = sum_of(rows[1]) * by, c = sum_of(rows[2]) * by, d = sum_of(rows[3]) * by;
-        return make_uint2(pack(a * with.y - c * with.x, b * with.w - d * with.z),
-                          pack(c * with.y + a * with.x, d * with.w + b * with.z));
+    // What an element and the one half a head from it are multiplied by, so that their sum is turned and scaled.
+    __device__ float2 turn_of(int index, bool low, bool is_value, float scale) const {
+        const float2 turn = room.turn[index];
+        return is_value ? make_float2(scale, 0.0f) : make_float2(turn.y * scale, (low ? -turn.x : turn.x) * scale);
     }
     // The queries as fragments of rows g: pairs t and t + 4 of every step.
     __device__ void take_queries(uint32_t (&query)[HEAD_DIM / 16][2], int g, int t) const {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            const uint2 four = received.query[min(g, GROUP - 1)][4 * i + t];
+            const uint2 four = reinterpret_cast<const uint2*>(received.query[min(g, GROUP - 1)])[4 * i + t];
             query[i / 2][i % 2] = g < GROUP ? four.x : 0;
             query[i / 2 + 2][i % 2] = g < GROUP ? four.y : 0;
         }
@@ -107,12 +108,12 @@ struct Attention {
     __device__ void take_newest(uint16_t* cache, int row, int warp, int lane) const {
         const int pair = lane % 16;
         const bool is_value = lane >= 16;
-        const uint2 four = (is_value ? received.value : received.key)[pair];
+        const uint2 four = reinterpret_cast<const uint2*>(is_value ? received.value : received.key)[pair];
         uint32_t* to = reinterpret_cast<uint32_t*>(room.tiles[warp][is_value] + row * KEY_PITCH) + pair;
         to[0] = four.x;
         to[PAIRS / 2] = four.y;
         if (live) {
-            uint32_t* page = reinterpret_cast<uint32_t*>(cache + newest + (is_value ? to_values() : 0)) + pair;
+            uint32_t* page = reinterpret_cast<uint32_t*>(at(cache, newest) + (is_value ? to_values() : 0)) + pair;
             page[0] = four.x;
             page[PAIRS / 2] = four.y;
         }
@@ -142,8 +143,8 @@ struct Attention {
 #pragma unroll
                     for (int half = 0; half < 2; ++half) {
                         uint32_t b[4];
-                        const int at = half * HALF + lane % 8 + lane / 16 * 8;
-                        load_matrix(b, keys + at * KEY_PITCH + 2 * (16 * k + lane / 8 % 2 * 8));
+                        const int row_at = half * HALF + lane % 8 + lane / 16 * 8;
+                        load_matrix(b, keys + row_at * KEY_PITCH + 2 * (16 * k + lane / 8 % 2 * 8));
                         mma(score[2 * half], query[k][0], 0, query[k][1], 0, b[0], b[1]);
                         mma(score[2 * half + 1], query[k][0], 0, query[k][1], 0, b[2], b[3]);
                     }
@@ -175,8 +176,8 @@ struct Attention {
 #pragma unroll
                     for (int d = 0; d < HEAD_DIM; d += 16) {
                         uint32_t b[4];
-                        const int at = half * HALF + lane % 8 + lane / 8 % 2 * 8;
-                        load_matrix_transposed(b, keys + TILE + at * KEY_PITCH + 2 * (d + lane / 16 * 8));
+                        const int row_at = half * HALF + lane % 8 + lane / 8 % 2 * 8;
+                        load_matrix_transposed(b, keys + TILE + row_at * KEY_PITCH + 2 * (d + lane / 16 * 8));
                         mma(sum[d / 8], a0, 0, a2, 0, b[0], b[1]);
                         mma(sum[d / 8 + 1], a0, 0, a2, 0, b[2], b[3]);
                     }
@@ -184,8 +185,8 @@ struct Attention {
                 const int later = token + PASS;
                 if (later < end) {
                     __syncwarp();
-                    const uint16_t* second = cache + (later + HALF < end ? element(later + HALF) : 0);
-                    fetch(cache + element(later), second, later, warp, lane);
+                    const uint16_t* second = at(cache, later + HALF < end ? row_of(later + HALF) : 0);
+                    fetch(at(cache, row_of(later)), second, later, warp, lane);
                 }
             }
             total += __shfl_xor_sync(~0u, total, 1);

@@ -83,12 +83,12 @@ struct Residual {
 #pragma unroll
             for (int i = 0; i < COUNT; ++i) word[i] = look(words + i * VECTOR_WORDS);
 #pragma unroll
-            for (int i = 0; i < COUNT; ++i) all = all && fresh_pair(word[i], flag);
+            for (int i = 0; i < COUNT; ++i) all = all && ((static_cast<uint32_t>(word[i]) ^ flag) & 0xff) == 0;
             lose_patience(turns);
         } while (!all);
         float a = 0.0f, b = 0.0f;
 #pragma unroll
-        for (int i = 0; i < COUNT; ++i) a += first_number(word[i]), b += second_number(word[i]);
+        for (int i = 0; i < COUNT; ++i) a += __uint_as_float(static_cast<uint32_t>(word[i]) & ~0xffu), b += number(word[i] >> 32);
         x += a;
         y += b;
     }
@@ -116,6 +116,12 @@ __device__ inline float inverse_rms(const float (&squares)[WARPS], float eps) {
     return rsqrtf(sum_of(squares) * (1.0f / HIDDEN) + eps);
 }
 
+// A word: two numbers, the first of 24 bits with the low part of the flag behind it.
+__device__ inline uint64_t word_of(float first, float second, uint32_t flag) {
+    const uint32_t low = ((__float_as_uint(first) + 0x80) & ~0xffu) | (flag & 0xff);
+    return static_cast<uint64_t>(__float_as_uint(second)) << 32 | low;
+}
+
 struct Job {
     const Layer* all;
     uint64_t* words;
@@ -126,11 +132,16 @@ struct Job {
     __device__ uint64_t* sums(uint32_t flag, int copy, int cluster) const {
         return words + AT_SUMS + ((flag % 2 * COPIES + copy) * CLUSTERS + cluster) * VECTOR_WORDS;
     }
-    // By a gatherer: this block's rows of its cluster's sums, into one of the copies.
+    // By a gatherer: half of this block's rows of its cluster's sums, a lane each, into two of the copies.
     __device__ void send_rows(const float (*parts)[WARPS], uint32_t flag, int warp, int lane) const {
-        if (lane < WIDE_ROWS / 2) {
-            const uint64_t word = two_numbers(sum_of(parts[2 * lane]), sum_of(parts[2 * lane + 1]), flag);
-            store_word(sums(flag, warp, cluster) + rank * (WIDE_ROWS / 2) + lane, word);
+        constexpr int HALF_ROWS = WIDE_ROWS / 2;
+        const int row = warp % 2 * HALF_ROWS + min(lane, HALF_ROWS - 1);
+        const float sum = sum_of(parts[row]), other = __shfl_down_sync(~0u, sum, 1);
+        if (lane < HALF_ROWS && lane % 2 == 0) {
+            const uint64_t word = word_of(sum, other, flag);
+            uint64_t* to = sums(flag, warp / 2, cluster) + rank * (WIDE_ROWS / 2) + row / 2;
+            store_word(to, word);
+            store_word(to + 2 * CLUSTERS * VECTOR_WORDS, word);
         }
     }
 };
@@ -203,6 +214,24 @@ __device__ void run_heads(const Job& job, const Stages& stages, HeadRoom& room, 
         const uint32_t stage = stages.begin_read(i);
         const uint32_t norm = norm_pair(stage, warp, min(lane, CHUNK_PAIRS - 1));
         heads.load(stage + NORM_BYTES, warp, lane);
+        // Fours of rows that turn together, a lane a row: of queries, and the last two of the key and the value. Of a
+        // four's two words each goes to four blocks.
+        constexpr int RANKS = CLUSTER / GATHERERS;
+        static_assert(HEAD_ROWS <= WARP && RANKS == 4);
+        const int row = min(lane, HEAD_ROWS - 1), four = row / 4, query = job.rank * (QUERY_ROWS / 4) + four;
+        const int to_rank = warp * RANKS + row % 2 * 2;
+        const bool is_query = row < QUERY_ROWS, is_value = row >= QUERY_ROWS + 4;
+        uint32_t to = shared_address((is_query ? room.received.query[query / FOURS_OF_HEAD] + query % FOURS_OF_HEAD * 2
+                                               : (is_value ? room.received.value : room.received.key) + job.rank * 2) +
+                                     row % 4 / 2);
+        float2 turn = attention.turn_of(2 * (is_query ? query % FOURS_OF_HEAD : job.rank) + row % 2, row % 4 / 2 == 0,
+                                        is_value, is_query ? scale : 1.0f);
+        int sends = 0;
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+            if (lane < HEAD_ROWS && (is_query ? to_rank + j < splits : to_rank + j == splits - 1)) sends |= 1 << j;
+        }
+        asm volatile("" : "+r"(to), "+f"(turn.x), "+f"(turn.y), "+r"(sends));  // while it waits
         if (i > 0) {
             residual.add<KV_HEADS>(job.sums(flag - 1, copy, 0) + word, flag - 1);
             residual.add<INNER_CLUSTERS>(job.sums(flag - 1, copy, KV_HEADS) + word, flag - 1);
@@ -212,18 +241,13 @@ __device__ void run_heads(const Job& job, const Stages& stages, HeadRoom& room, 
         heads.multiply(b, room.heads, warp, lane);
         if (lane == 0) room.heads[HEAD_ROWS][warp] = square;
         if (gathers(warp, 2)) {
-            // Fours of rows that turn together: of queries, and the last two of the key and the value.
-            constexpr int FOURS = HEAD_ROWS / 4, RANKS = CLUSTER / GATHERERS;
-            static_assert(FOURS * RANKS <= WARP);
-            const int four = lane % FOURS, rank = warp * RANKS + lane / FOURS, query = job.rank * (FOURS - 2) + four;
-            const bool is_query = four < FOURS - 2;
-            const uint2 pairs = attention.turned(room.heads + 4 * four, inverse_rms(room.heads[HEAD_ROWS], job.eps),
-                                                 is_query ? query % FOURS_OF_HEAD : job.rank, four < FOURS - 1,
-                                                 is_query ? scale : 1.0f);
-            const uint2* to = is_query ? room.received.query[query / FOURS_OF_HEAD] + query % FOURS_OF_HEAD
-                                       : (four == FOURS - 2 ? room.received.key : room.received.value) + job.rank;
-            if (lane < FOURS * RANKS && (is_query ? rank < splits : rank == splits - 1)) {
-                attention.queries.send(rank, shared_address(to), pairs);
+            const float by = inverse_rms(room.heads[HEAD_ROWS], job.eps), sum = sum_of(room.heads[row]) * by;
+            const float turned = fmaf(sum, turn.x, __shfl_xor_sync(~0u, sum, 2) * turn.y);
+            const float other = __shfl_xor_sync(~0u, turned, 1);
+            const uint32_t word = row % 2 ? pack(other, turned) : pack(turned, other);
+#pragma unroll
+            for (int j = 0; j < 2; ++j) {
+                if (sends & 1 << j) attention.queries.send(to_rank + j, to, word);
             }
         }
         FORGET
@@ -259,6 +283,12 @@ __device__ void run_inner(const Job& job, const Stages& stages, InnerRoom& room,
         gate_up.load(stage + NORM_BYTES, warp, lane);
         down.load(stage + NORM_BYTES + GateUp::BYTES, warp, lane);
         stages.end_read(i, lane);
+        // A gatherer has a few rows, a lane each, several times over: each lane tells other blocks.
+        constexpr int ROWS = INNER_ROWS / GATHERERS, AT_ONCE = 4;
+        static_assert(ROWS % 2 == 0 && AT_ONCE * ROWS <= WARP && CLUSTER % (2 * AT_ONCE) == 0);
+        const int row = warp % GATHERERS * ROWS + lane % ROWS, to_rank = lane / ROWS * 2 + row % 2;
+        uint32_t to = shared_address(room.received + place_of(job.rank * (INNER_ROWS / 2) + row / 2));
+        asm volatile("" : "+r"(to));  // while it waits
         if (i > 0) residual.add<INNER_CLUSTERS>(job.sums(flag - 1, copy, KV_HEADS) + word, flag - 1);
         residual.add<KV_HEADS>(job.sums(flag, copy, 0) + word, flag);
         uint32_t b[GateUp::STEPS][2];
@@ -266,22 +296,13 @@ __device__ void run_inner(const Job& job, const Stages& stages, InnerRoom& room,
         gate_up.multiply(b, room.inner, warp, lane);
         if (lane == 0) room.inner[2 * INNER_ROWS][warp] = square;
         if (gathers(warp, 2)) {
-            // A gatherer has a few pairs of rows and tells them to all blocks.
-            constexpr int WORDS = INNER_ROWS / 2 / GATHERERS, AT_ONCE = 8;
-            static_assert(WORDS * AT_ONCE <= WARP && CLUSTER % AT_ONCE == 0);
-            const int pair = warp * WORDS + lane % WORDS;
             const float by = inverse_rms(room.inner[2 * INNER_ROWS], job.eps);
-            float value[2];
+            const float gate = sum_of(room.inner[row]) * by, up = sum_of(room.inner[INNER_ROWS + row]) * by;
+            const float value = __fdividef(gate, 1.0f + __expf(-gate)) * up, other = __shfl_xor_sync(~0u, value, 1);
+            const uint32_t word = row % 2 ? pack(other, value) : pack(value, other);
+            if (lane < AT_ONCE * ROWS) {
 #pragma unroll
-            for (int j = 0; j < 2; ++j) {
-                const float gate = sum_of(room.inner[2 * pair + j]) * by;
-                value[j] = __fdividef(gate, 1.0f + __expf(-gate)) * (sum_of(room.inner[INNER_ROWS + 2 * pair + j]) * by);
-            }
-            const uint32_t word = pack(value[0], value[1]);
-            const uint32_t to = shared_address(room.received + place_of(job.rank * (INNER_ROWS / 2) + pair));
-            if (lane < WORDS * AT_ONCE) {
-#pragma unroll
-                for (int j = 0; j < CLUSTER; j += AT_ONCE) mail.send(j + lane / WORDS, to, word);
+                for (int j = 0; j < CLUSTER; j += 2 * AT_ONCE) mail.send(j + to_rank, to, word);
             }
         }
         uint32_t inner[Down::STEPS][2];
@@ -321,6 +342,7 @@ decoder_layers(const int32_t* counts, const void* table, const float* x, float* 
     }
     __syncthreads();
     cluster_arrive();
+    admit_successor();
     if (warp == WARPS) {
         if (has_head) copy_heads(job, stages, lane);
         else copy_inner(job, stages, lane);

@@ -13,9 +13,13 @@ constexpr int MAX_WIDTH = 1024, PAIRS = MAX_WIDTH / 2 / WARP;  // narrow_head.py
 // A row of normalised tokens in shared memory: 64 bytes more, so that neighbours lie in different banks.
 __device__ inline int pitch_of(int width) { return 2 * width + 64; }
 
+// Half of the weights stay in the L2 cache from one step to the next, as far as others let them: all of them are more
+// than it holds.
 __device__ inline void copy_bulk(uint32_t to, const void* from, int bytes, uint32_t barrier) {
-    asm volatile("cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
-                 ::"r"(to), "l"(from), "r"(bytes), "r"(barrier) : "memory");
+    uint64_t policy;
+    asm("createpolicy.fractional.L2::evict_last.L2::evict_first.b64 %0, 0.5;" : "=l"(policy));
+    asm volatile("cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;"
+                 ::"r"(to), "l"(from), "r"(bytes), "r"(barrier), "l"(policy) : "memory");
 }
 
 __device__ inline uint4 pick(bool second, const uint4& a, const uint4& b) { return second ? b : a; }
