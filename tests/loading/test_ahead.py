@@ -131,13 +131,38 @@ def slow(monkeypatch):
     Slow.go.set()
 
 
-def test_whoever_is_faster_does_not_wait_and_is_overtaken_again(files, slow):
+def test_a_reader_that_jumps_is_followed(files, slow):
     ahead = ReadAhead([Extent(path, 0, SIZE) for path in files], 32)
-    assert taken(ahead, Extent(files[1], 0, BLOCK)) is None
-    slow.go.set()
-    settled(ahead)
-    assert taken(ahead, Extent(files[1], BLOCK, BLOCK)) == wanted(Extent(files[1], BLOCK, BLOCK))
-    assert taken(ahead, Extent(files[0], 30 * BLOCK, BLOCK)) is None
+    last = Extent(files[1], 39 * BLOCK, BLOCK)
+    threading.Timer(0.05, slow.go.set).start()
+    assert taken(ahead, last) == wanted(last)
+    assert taken(ahead, Extent(files[0], 0, BLOCK)) is None
+    ahead.close()
+
+
+def test_nothing_is_read_twice_by_readers_as_fast_as_the_disk(files, monkeypatch):
+    """Eight of them in turn, with pieces that lie across blocks, as an upload has."""
+    monkeypatch.setattr(module, "_THREADS", 2)
+    monkeypatch.setattr(module, "_BEHIND", 100)  # a thread may be held up for long while others take blocks of 4 KiB
+    parts = [Extent(path, at, BLOCK) for path in files for at in range(100, 39 * BLOCK, BLOCK)]
+    ahead = ReadAhead(parts, 1000)
+    turns, lock, got = iter(enumerate(parts)), threading.Lock(), {}
+
+    def read():
+        while True:
+            with lock:
+                index, part = next(turns, (None, None))
+            if index is None:
+                return
+            got[index] = taken(ahead, part)
+
+    readers = [threading.Thread(target=read) for _ in range(8)]
+    for reader in readers:
+        reader.start()
+    for reader in readers:
+        reader.join()
+    assert [got[index] for index in range(len(parts))] == [wanted(part) for part in parts]
+    assert ahead.held == 0
     ahead.close()
 
 

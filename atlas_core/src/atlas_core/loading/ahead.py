@@ -21,7 +21,7 @@ _ROOM, _SHARE = 512, 32
 _BEHIND = 16
 """Blocks before the one asked for last that may still be asked for: readers take turns in the order of the files."""
 _LEAST = 2 * _BEHIND
-"""Fewer blocks are not worth it."""
+"""Fewer blocks might all be such as nobody asks for any more, and then nothing would be read again."""
 _GAP = 64 * 1024
 """Bytes between two extents that are rather read for nothing than left out."""
 _PROBES = 16
@@ -76,7 +76,7 @@ class ReadAhead:
     def take(self, extent: Extent, into: memoryview) -> bool:
         """Whether all of ``extent`` was read here, and now is at the beginning of ``into``.
 
-        Waits for reads that have begun. Bytes are given up once taken: each is asked for once, in the order of the files, nearly.
+        Waits for the disk. Bytes are given up once taken: each is asked for once, in the order of the files, nearly.
         """
         import numpy as np  # others have imported it by now
 
@@ -153,10 +153,8 @@ class ReadAhead:
             for passed in self._blocks[self._kept : max(0, block.index - _BEHIND)]:
                 self._drop(passed)
                 self._kept = passed.index + 1
-            # Where nobody has begun to read, whoever asks does that himself, and reading goes on behind.
-            for passed in self._blocks[self._next : block.index + 1]:
-                passed.done = True
-                self._next = passed.index + 1
+            self._next = max(self._next, self._kept)
+            # Not read by whoever waits: what he wants begins in the block before, which would be read twice.
             self._changed.wait_for(lambda: block.done or self._closed or block.index < self._kept)
             return block.data
 
