@@ -22,12 +22,14 @@ from atlas_core.vocab.dtype import DType
 from atlas_core.vocab.layout import StorageLayout, plain
 from atlas_core.vocab.target import Target
 from atlas_plugin_cpu.backend import CpuBackend, open_backend
+from atlas_plugin_cpu.cached import FastPagedAttention
 from atlas_plugin_cpu.implementations import implementations
 from atlas_plugin_cpu.toolchain import CpuComputeTarget
 
 _GUARD = 256
 _SENTINEL = 0xA5
 _IMPLEMENTATIONS = {implementation.name.removeprefix("cpu."): implementation for implementation in implementations()}
+_IMPLEMENTATIONS["fast_paged_attention"] = FastPagedAttention()  # a part of another
 _DTYPES = {np.dtype(np.float32): DType.F32, np.dtype(np.int32): DType.I32, np.dtype(np.uint32): DType.U32}
 
 

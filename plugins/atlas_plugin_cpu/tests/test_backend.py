@@ -258,7 +258,7 @@ def test_geometry_of_a_gpu_is_refused(backend):
 
 
 def test_an_unknown_kernel_names_the_known_ones(backend):
-    with pytest.raises(KernelError, match="Declared modules: attention, elementwise"):
+    with pytest.raises(KernelError, match="Declared modules: attention, attention_fast, elementwise"):
         backend.kernel("nothing", "add")
     with pytest.raises(KernelError, match="The module declares"):
         backend.kernel("elementwise", "nothing")

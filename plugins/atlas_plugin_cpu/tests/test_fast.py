@@ -7,6 +7,7 @@ from atlas_core.contracts.ops import OperandSpec, OpNeed
 from atlas_core.vocab.dtype import DType
 from atlas_core.vocab.layout import StorageLayout, plain
 from atlas_plugin_cpu import fast
+from atlas_plugin_cpu.implementations import implementations
 from atlas_plugin_cpu.packing import MATRIX_LAYOUTS
 
 T = {"x": "T", "y": "T"}
@@ -107,3 +108,21 @@ def test_logits_and_other_rows_have_implementations_of_their_own():
 
 def test_every_block_layout_of_the_exact_kernels_has_a_fast_one():
     assert set(fast.LAYOUTS) == {name for name in MATRIX_LAYOUTS if name not in ("f32", "f16", "bf16")}
+
+
+def attention_need(layout, numerics):
+    shapes = {"q": (8, 128), "residual": (8, 64), "y": (8, 64), "cache": (2, 3, 2, 1, 16, 64)}
+    operands = {name: OperandSpec(shape, DType.F32, live="T" * (len(shape) == 2)) for name, shape in shapes.items()}
+    operands["weight"] = OperandSpec((64, 128), DType.U8, layout)
+    attrs = {"q_heads": 2, "kv_heads": 1, "head_dim": 64, "page_tokens": 16}
+    return OpNeed("attention_linear_add", operands, attrs, "native", numerics, 8, 8, 8, 8)
+
+
+def test_attention_rounds_only_before_a_weight_that_is_stored_in_blocks():
+    q4, fused = StorageLayout("q4_0", 32, 18), fast.FastAttentionLinearAdd()
+    assert fused.supports(attention_need(q4, "fast")).ok
+    assert "weight is stored as f32" in fused.supports(attention_need(plain(DType.F32), "fast")).reasons[0]
+    assert "exact numerics do not" in fused.supports(attention_need(q4, "exact")).reasons[0]
+    # Nothing else rounds it: the primitive alone is exact in all numerics.
+    owners = [found for found in implementations() if found.op == "paged_attention"]
+    assert [found.name for found in owners] == ["cpu.paged_attention"]

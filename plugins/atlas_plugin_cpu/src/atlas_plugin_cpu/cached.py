@@ -71,7 +71,10 @@ class PagedAttention(_Cached):
 
 
 class FastPagedAttention(PagedAttention):
-    """The same walk for 96 pairs, with factors rounded to bfloat16: their products are what tiles (AMX) add up."""
+    """The same walk for 96 pairs, with factors rounded to bfloat16: their products are what tiles (AMX) add up.
+
+    It serves as a part of ``fast.FastAttentionLinearAdd`` alone.
+    """
 
     module = "attention_fast"
 

@@ -1,13 +1,15 @@
 """Products with activations rounded to 8-bit integers: linear layers of fast numerics, and what they are fused with."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from atlas_core.contracts.backend import Launch
-from atlas_core.contracts.ops import BindContext, OpNeed, Packed
+from atlas_core.contracts.ops import BindContext, Buffer, KVLayout, OpNeed, Packed
 from atlas_core.vocab.kernel import Arg, Geometry, f32, i32, i64, ptr
 from atlas_core.vocab.verdict import Verdict
 from atlas_plugin_cpu.base import RANK, CpuImplementation, vector_refusals
+from atlas_plugin_cpu.cached import FastPagedAttention
 from atlas_plugin_cpu.packing import matrix_packing, vector_packing
 
 LAYOUTS = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k", "q6_k", "iq4_xs")
@@ -95,7 +97,7 @@ class _Fast(CpuImplementation):
 
     def bind(self, need: OpNeed, context: BindContext) -> Sequence[Launch]:
         """Rounding, which is left to the products when there are few rows, then the products."""
-        prepare, multiply = (context.backend.kernel(*kernel) for kernel in self.kernels)
+        prepare, multiply = (context.backend.kernel(*kernel) for kernel in self.kernels[-2:])
         rows = Geometry(grid=(self._tasks(need, context), 1, 1))
         groups = Geometry(grid=(self._product_tasks(need, context), 1, 1))
         shared = (*self._source(need, context), i32(self._columns(need)), self._eps(need), i32(self.mode))
@@ -106,7 +108,11 @@ class _Fast(CpuImplementation):
 
     def _source(self, need: OpNeed, context: BindContext) -> tuple[Arg, ...]:
         norm = _address(context, self.norm) if self.norm else ptr(0)
-        return ptr(context.counts), self._live(need), _address(context, self.x), norm, ptr(context.scratch.address)
+        return ptr(context.counts), self._live(need), self._rows(need, context), norm, ptr(context.scratch.address)
+
+    def _rows(self, need: OpNeed, context: BindContext) -> Arg:
+        """Where the activations are."""
+        return _address(context, self.x)
 
     def _eps(self, need: OpNeed) -> Arg:
         return f32(need.attrs["eps"] if self.norm else 0.0)
@@ -176,6 +182,47 @@ class FastLinearAdd(_Fast):
     """A product, added to what came before the layer."""
 
     op, mode, other = "linear_add", _ADD, "residual"
+
+
+class FastAttentionLinearAdd(FastLinearAdd):
+    """Attention with factors rounded to bf16, where what it gives is rounded to int8 for the next weight anyway.
+
+    Weights that are not stored in blocks lose nothing in fast numerics; nor does their attention, which is then exact.
+    """
+
+    op, x = "attention_linear_add", "q"  # what attention gives has the shape of q
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._attention = FastPagedAttention()
+        self.kernels = (*self._attention.kernels, *self.kernels)
+
+    def _refusals(self, need: OpNeed) -> list[str]:
+        refused = self._attention.supports(need)
+        return ([] if refused.ok else list(refused.reasons)) + super()._refusals(need)
+
+    def kv_layouts(self, need: OpNeed) -> Sequence[KVLayout]:
+        """Those of the exact attention."""
+        return self._attention.kv_layouts(need)
+
+    def scratch_bytes(self, need: OpNeed) -> int:
+        """What products need, and then the rows that attention gives."""
+        return super().scratch_bytes(need) + self._attended_bytes(need)
+
+    def _attended_bytes(self, need: OpNeed) -> int:
+        rows, columns = need.operands[self.x].shape
+        return _FLOAT * rows * columns
+
+    def _attended(self, need: OpNeed, context: BindContext) -> Buffer:
+        return Buffer(context.scratch.address + super().scratch_bytes(need), self._attended_bytes(need))
+
+    def _rows(self, need: OpNeed, context: BindContext) -> Arg:
+        return ptr(self._attended(need, context).address)
+
+    def bind(self, need: OpNeed, context: BindContext) -> Sequence[Launch]:
+        """Attention, rounding, the product."""
+        within = replace(context, operands={**context.operands, "y": self._attended(need, context)})
+        return (*self._attention.bind(need, within), *super().bind(need, context))
 
 
 class FastNormQkv(_Fast):

@@ -16,6 +16,25 @@ LINEAR_ADD = FusedOp(
 )
 """A projection back into the residual stream."""
 
+_ATTENTION_ATTRS = (
+    "layer", "kv_heads", "head_dim", "page_tokens", "slot_stride", "table_offset", "q_heads", "scale", "window",
+)  # fmt: skip
+
+ATTENTION_LINEAR_ADD = FusedOp(
+    "attention_linear_add",
+    (
+        FusedCall(
+            "paged_attention",
+            {"q": "q", "cu_q": "cu_q", "row_slot": "row_slot", "slots": "slots", "cache": "cache", "y": "attended"},
+            {name: name for name in _ATTENTION_ATTRS},
+        ),
+        _linear("weight", "product", "attended"),
+        FusedCall("add", {"x": "residual", "z": "product", "y": "y"}),
+    ),
+    ("y",),
+)
+"""Attention, and the projection of what it gives: whether factors may be rounded is told by how that weight is stored."""
+
 NORM_QKV = FusedOp(
     "norm_qkv",
     (NORM, _linear("q_weight", "q"), _linear("k_weight", "k"), _linear("v_weight", "v")),
@@ -38,4 +57,4 @@ NORM_GATE_UP_SILU = FusedOp(
 
 def fused_ops() -> list[FusedOp]:
     """Every fused op that the CPU knows."""
-    return [LINEAR_ADD, NORM_QKV, NORM_GATE_UP_SILU]
+    return [LINEAR_ADD, ATTENTION_LINEAR_ADD, NORM_QKV, NORM_GATE_UP_SILU]

@@ -31,10 +31,10 @@ def implementations() -> list[OpImplementation]:
         tail.Sample(),
         tail.Logprobs(),
         tail.Advance(),
-        cached.FastPagedAttention(),
         fast.FastLinear(),
         fast.FastHead(),
         fast.FastLinearAdd(),
+        fast.FastAttentionLinearAdd(),
         fast.FastNormQkv(),
         fast.FastNormGateUp(),
     ]

@@ -81,7 +81,7 @@ ATLAS_INLINE void weigh(Walk& walk, int query, const float* scores, int start, i
     if (of.first > start || of.last < start + kKeys - 1) {
         for (int t = 0; t < kKeyTiles; ++t) {
             const i32x16 position = lanes + (start + t * kLanes);
-            score[t] = (position >= of.first) & (position <= of.last) ? score[t] : splat(-INFINITY);
+            score[t] = ((position >= of.first) & (position <= of.last)) ? score[t] : splat(-INFINITY);
         }
     }
     const float most = largest(larger(larger(score[0], score[1]), larger(score[2], score[3])));
