@@ -88,7 +88,7 @@ INSTANCES: Mapping[Tiles, str] = {
 }
 """Modules of linear_tma.cu."""
 FLAG_TOKENS = 16
-"""Tokens of a warp, which hands its sums over with a flag of its own."""
+"""Tokens of a warp, which hands its sums over with a flag for each part."""
 
 
 def tokens_map(address: int, tokens: int, width: int, tiles: Tiles) -> Arg:
@@ -144,7 +144,7 @@ class CopiedByEngine(Linear):
         residual = context.operands["residual"].address if self.residual else 0
         handover = [ptr(0), ptr(0)]
         if handed := self.tiles.handed(tokens, columns):
-            flags = handed // (FLAG_TOKENS * self.tiles.rows)
+            flags = self.tiles.parts * handed // (FLAG_TOKENS * self.tiles.rows)
             handover = [ptr(context.scratch.address), ptr(context.keep(bytes(4 * flags)))]
         args = [
             ptr(context.counts), live_word(need.operands["x"]),

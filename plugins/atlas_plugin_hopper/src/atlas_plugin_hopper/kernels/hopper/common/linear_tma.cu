@@ -5,14 +5,21 @@ using namespace atlas;
 
 namespace {
 
+// Some of a thread's groups of sums.
+template <int from, int many>
+struct Groups {
+    static constexpr int FIRST = from, COUNT = many;
+};
+
 constexpr int AT_ONCE = 8;  // groups of 8 sums whose residuals are in flight together
 
-// A thread's sums of one token, with the residual of that token; `line` is where the token's row begins.
-__device__ void store_floats(const Sums& acc, int half, int first, int rows, const float* residual, float* y,
-                             int64_t line) {
+// A thread's sums of one token from group FIRST on, with the residual of that token; `line` is where the token's row begins, and
+// `first` the row of the tile's first group.
+template <int FIRST, int COUNT>
+__device__ void store_floats(const Sums& acc, int half, int first, int rows, const float* residual, float* y, int64_t line) {
     const int mine = first + threadIdx.x % 4 * 2;
 #pragma unroll
-    for (int start = 0; start < PROMPT_ROWS / 8; start += AT_ONCE) {
+    for (int start = FIRST; start < FIRST + COUNT; start += AT_ONCE) {
         float2 value[AT_ONCE];
 #pragma unroll
         for (int i = 0; i < AT_ONCE; ++i) {
@@ -32,44 +39,49 @@ __device__ void store_floats(const Sums& acc, int half, int first, int rows, con
 }
 
 #if PARTS > 1
+static_assert(PARTS == 2, "one hands over to the other");
 constexpr int IN_FLIGHT = 4;  // groups of 8 sums that are fetched at once
 
-// The first of two parts of a warp's sums, from the cluster that has it to the one that has the rest: through memory, announced
-// by a flag of each warp, which whoever takes them lowers again for the next launch.
+// A warp's sums of one part on their way to the cluster that has the other part of the same tile: through memory, announced by a
+// flag of each warp and part, which whoever takes them lowers again for the next launch.
 struct Handover {
     float4* sums;
-    int32_t* flag;
+    int32_t* flags;
 
-    __device__ Handover(float* handed, int32_t* flags, const Tile& tile, int columns) {
+    __device__ Handover(float* handed, int32_t* all_flags, const Tile& tile, int columns) {
         const int warp = tile.token / 16 * columns + tile.column;
         sums = reinterpret_cast<float4*>(handed) + static_cast<int64_t>(warp) * (PROMPT_ROWS / 8) * WARP + threadIdx.x % WARP;
-        flag = flags + warp;
+        flags = all_flags + 2 * warp;
     }
-    __device__ void give(const Sums& acc) const {
+    // Groups from FIRST on, by the one that has `part`.
+    template <int FIRST, int COUNT>
+    __device__ void give(const Sums& acc, int part) const {
 #pragma unroll
-        for (int j = 0; j < PROMPT_ROWS / 8; ++j) sums[j * WARP] = make_float4(acc[j][0], acc[j][1], acc[j][2], acc[j][3]);
+        for (int j = FIRST; j < FIRST + COUNT; ++j) sums[j * WARP] = make_float4(acc[j][0], acc[j][1], acc[j][2], acc[j][3]);
         __syncwarp();
-        if (threadIdx.x % WARP == 0) asm volatile("st.release.gpu.global.s32 [%0], 1;" ::"l"(flag) : "memory");
+        if (threadIdx.x % WARP == 0) asm volatile("st.release.gpu.global.s32 [%0], 1;" ::"l"(flags + part) : "memory");
     }
-    __device__ void take(Sums& acc) const {
+    // The same that the one with `part` gave, added to one's own.
+    template <int FIRST, int COUNT>
+    __device__ void take(Sums& acc, int part) const {
         if (threadIdx.x % WARP == 0) {
             int raised = 0;
-            while (!raised) asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(raised) : "l"(flag) : "memory");
-            *flag = 0;
+            while (!raised) asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(raised) : "l"(flags + part) : "memory");
+            flags[part] = 0;
         }
         __syncwarp();
 #pragma unroll
-        for (int start = 0; start < PROMPT_ROWS / 8; start += IN_FLIGHT) {
-            float4 first[IN_FLIGHT];
+        for (int start = FIRST; start < FIRST + COUNT; start += IN_FLIGHT) {
+            float4 theirs[IN_FLIGHT];
 #pragma unroll
-            for (int i = 0; i < IN_FLIGHT; ++i) first[i] = __ldcg(sums + (start + i) * WARP);
+            for (int i = 0; i < IN_FLIGHT; ++i) theirs[i] = __ldcg(sums + (start + i) * WARP);
 #pragma unroll
             for (int i = 0; i < IN_FLIGHT; ++i) {
-                float(&rest)[4] = acc[start + i];
-                rest[0] = first[i].x + rest[0];
-                rest[1] = first[i].y + rest[1];
-                rest[2] = first[i].z + rest[2];
-                rest[3] = first[i].w + rest[3];
+                float(&mine)[4] = acc[start + i];
+                mine[0] += theirs[i].x;
+                mine[1] += theirs[i].y;
+                mine[2] += theirs[i].z;
+                mine[3] += theirs[i].w;
             }
         }
     }
@@ -78,8 +90,8 @@ struct Handover {
 
 }  // namespace
 
-// `handed` and `flags` are where the first parts of sums go, if a tile is summed in parts: 16 * PROMPT_ROWS numbers and a flag for
-// each 16 tokens of whole tiles and each tile of rows; flags begin at zero.
+// `handed` and `flags` are where parts of sums go, if a tile is summed in two: 16 * PROMPT_ROWS numbers and two flags for each 16
+// tokens of whole tiles and each tile of rows; flags begin at zero.
 extern "C" __global__ void __launch_bounds__(PROMPT_THREADS, 1)
 linear_tma(const int32_t* counts, int32_t live_word, const __grid_constant__ CUtensorMap x,
            const __grid_constant__ CUtensorMap weight, const float* residual, void* y, float* handed, int32_t* flags, int32_t rows,
@@ -87,6 +99,23 @@ linear_tma(const int32_t* counts, int32_t live_word, const __grid_constant__ CUt
     extern __shared__ __align__(1024) unsigned char shared[];
     admit_successor();
     const int live = counts[live_word], columns = (rows + PROMPT_ROWS - 1) / PROMPT_ROWS;
+    constexpr int GROUPS = PROMPT_ROWS / 8;
+    auto store = [&](const Sums& acc, const Tile& tile, auto groups) {
+        constexpr int FIRST = decltype(groups)::FIRST, COUNT = decltype(groups)::COUNT;
+        const int first = tile.column * PROMPT_ROWS;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int token = tile.token + half * 8;
+            if (token >= live) continue;
+            const int64_t line = static_cast<int64_t>(token) * rows;
+            if (y_f32) {
+                store_floats<FIRST, COUNT>(acc, half, first, rows, residual, static_cast<float*>(y), line);
+            } else {
+                const int from = first + FIRST * 8;
+                store_elements<FIRST, COUNT>(acc, half, rows - from, static_cast<uint16_t*>(y) + line + from);
+            }
+        }
+    };
     prompt_product(
         &x, live, columns, width, shared,
         [&](uint32_t to, int column, int depth, int peer, uint32_t barrier) {
@@ -95,19 +124,24 @@ linear_tma(const int32_t* counts, int32_t live_word, const __grid_constant__ CUt
         [](const Tile&) { return 0; },
         [&](Sums& acc, const Tile& tile, int) {
 #if PARTS > 1
-            static_assert(PARTS == 2, "one hands over to the other");
             const Handover handover(handed, flags, tile, columns);
-            if (tile.part == 0) return handover.give(acc);
-            handover.take(acc);
-#endif
-            const int first = tile.column * PROMPT_ROWS;
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                const int token = tile.token + half * 8;
-                if (token >= live) continue;
-                const int64_t line = static_cast<int64_t>(token) * rows;
-                if (y_f32) store_floats(acc, half, first, rows, residual, static_cast<float*>(y), line);
-                else store_elements<0, PROMPT_ROWS / 8>(acc, half, rows - first, static_cast<uint16_t*>(y) + line + first);
+            constexpr int HALF = GROUPS / 2;
+            if (tile.together) {
+                // Both are at work at once: each ends half of the rows.
+                if (tile.part == 0) {
+                    handover.give<HALF, HALF>(acc, 0);
+                    handover.take<0, HALF>(acc, 1);
+                    store(acc, tile, Groups<0, HALF>());
+                } else {
+                    handover.give<0, HALF>(acc, 1);
+                    handover.take<HALF, HALF>(acc, 0);
+                    store(acc, tile, Groups<HALF, HALF>());
+                }
+                return;
             }
+            if (tile.part == 0) return handover.give<0, GROUPS>(acc, 0);
+            handover.take<0, GROUPS>(acc, 0);
+#endif
+            store(acc, tile, Groups<0, GROUPS>());
         });
 }

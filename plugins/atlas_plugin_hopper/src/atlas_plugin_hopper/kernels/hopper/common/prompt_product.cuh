@@ -32,9 +32,11 @@ static_assert(CONSUMERS == 2 || CONSUMERS == 3, "registers are shared out among 
 // A thread's sums: of two tokens 8 apart (`half`), two neighbours of each group of 8 weight rows.
 using Sums = float[PROMPT_ROWS / 8][4];
 
-// What a thread sums up: its first token, the tile of weight rows, and which part of the summed dimension.
+// What a thread sums up: its first token, the tile of weight rows, and which part of the summed dimension; and whether the
+// clusters are as many as the parts of all tiles, so that those of one tile may wait for one another.
 struct Tile {
     int token, column, part;
+    bool together;
 };
 
 __device__ inline uint32_t block_in_cluster() {
@@ -137,6 +139,7 @@ __device__ inline void prompt_product(const CUtensorMap* x, int live, int column
     meet_peer();
     const int all = (width + PROMPT_DEPTH - 1) / PROMPT_DEPTH, each = (all + PARTS - 1) / PARTS;
     const Walk walk{(live + PROMPT_PEERS * PROMPT_TOKENS - 1) / (PROMPT_PEERS * PROMPT_TOKENS), PARTS * columns};
+    const int clusters = gridDim.x / PROMPT_PEERS, first = blockIdx.x / PROMPT_PEERS;
     // The first token is the block's.
     auto locate = [&](int turn) {
         Tile tile{};
@@ -145,11 +148,11 @@ __device__ inline void prompt_product(const CUtensorMap* x, int live, int column
         if constexpr (PARTS > 1) {
             tile.part = tile.column / columns;
             tile.column -= tile.part * columns;
+            tile.together = walk.count() <= clusters;
         }
         return tile;
     };
     auto steps_of = [&](const Tile& tile) { return min(each, all - tile.part * each); };
-    const int clusters = gridDim.x / PROMPT_PEERS, first = blockIdx.x / PROMPT_PEERS;
     if (threadIdx.x >= CONSUMERS * WARPGROUP) {
         give_registers<CONSUMERS == 2 ? 40 : 56>();
         if (threadIdx.x == CONSUMERS * WARPGROUP) {
