@@ -31,10 +31,8 @@ constexpr int KEY_PANEL = KEYS * 128, TILE_BYTES = PANELS * KEY_PANEL;
 constexpr int QUERY_PANEL = 64 * 128, QUERY_BYTES = PANELS * QUERY_PANEL;
 constexpr int PAGE_PART = 16;  // pages are a multiple of so many tokens
 // Named barriers, one each for a warpgroup.
-constexpr int QUERIES_ARE_THERE = 1, TURN = QUERIES_ARE_THERE + CONSUMERS, HALF_IS_THERE = 12, HALF_IS_TAKEN = 13, ITEM_IS_THERE = 14, NEVER = 15;
+constexpr int QUERIES_ARE_THERE = 1, TURN = QUERIES_ARE_THERE + CONSUMERS, ITEM_IS_THERE = 14, NEVER = 15;
 constexpr bool TURNS = CONSUMERS == 2;
-// Whether a sequence's only query gets both warpgroups; with heads of 256 there are no registers left for that.
-constexpr bool HALVES = CONSUMERS == 2 && HEAD_DIM <= 128;
 // Widths of the products with values: head sizes above 128 take two.
 constexpr int OUT_N = HEAD_DIM < 128 ? HEAD_DIM : 128, OUTS = HEAD_DIM / OUT_N;
 static_assert(HEAD_DIM % PANEL == 0 && KEYS % PAGE_PART == 0, "whole panels and whole parts of pages");
@@ -209,7 +207,7 @@ __device__ void pass(int before, int tiles, Barriers barriers) {
 // keys: an item takes OVERHEAD more than its own. Each of the `others`, sequences of one tile, takes OTHER, and fills what is left
 // of the last round. There is `room` for so many items of a head that are shared.
 __device__ int sharers(int tiles, int heads, int key_tiles, int others, int processors, int room) {
-    constexpr int OVERHEAD = 5, OTHER = HALVES ? 6 : 8;
+    constexpr int OVERHEAD = 5, OTHER = 8;
     int best = 1, least = 1 << 30;
     for (int parts = 1; parts <= min(MOST_PARTS, key_tiles); ++parts) {
         if (parts > 1 && tiles * parts > room) break;
@@ -224,62 +222,12 @@ __device__ int sharers(int tiles, int heads, int key_tiles, int others, int proc
     return best;
 }
 
-// The sums of the other half of the tiles of keys, of at most 16 rows, which one warp of each warpgroup has: from the second
-// warpgroup to the first, through `room` in shared memory. True in the first.
-__device__ bool join(uint32_t room, int group, float factor, Out& out, float (&top)[2], float (&total)[2]) {
-    const int lane = threadIdx.x % WARP;
-    const uint32_t mine = room + lane * 16;
-    if (threadIdx.x % WARPGROUP >= WARP) return group == 0;
-    if (group) {
-#pragma unroll
-        for (int o = 0; o < OUTS; ++o)
-#pragma unroll
-            for (int d = 0; d < OUT_N / 8; ++d) {
-                const float(&v)[4] = out[o][d];
-                asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};"
-                             ::"r"(mine + (o * OUT_N / 8 + d) * WARP * 16), "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]) : "memory");
-            }
-        asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};"
-                     ::"r"(mine + (SUMS - 1) * WARP * 16), "f"(top[0]), "f"(top[1]), "f"(total[0]), "f"(total[1]) : "memory");
-        named_arrive(HALF_IS_THERE, 2 * WARP);
-        named_wait(HALF_IS_TAKEN, 2 * WARP);
-        return false;
-    }
-    auto fetch = [&](int vector, float(&v)[4]) {
-        asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-                     : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3]) : "r"(mine + vector * WARP * 16) : "memory");
-    };
-    named_wait(HALF_IS_THERE, 2 * WARP);
-    float theirs[4], own_weight[2], their_weight[2];
-    fetch(SUMS - 1, theirs);
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        const float best = fmaxf(top[half], theirs[half]), against = best == -INFINITY ? 0.0f : best;
-        own_weight[half] = power_of_two((top[half] - against) * factor);
-        their_weight[half] = power_of_two((theirs[half] - against) * factor);
-        total[half] = own_weight[half] * total[half] + their_weight[half] * theirs[2 + half];
-    }
-#pragma unroll
-    for (int o = 0; o < OUTS; ++o)
-#pragma unroll
-        for (int d = 0; d < OUT_N / 8; ++d) {
-            fetch(o * OUT_N / 8 + d, theirs);
-#pragma unroll
-            for (int e = 0; e < 4; ++e) out[o][d][e] = own_weight[e / 2] * out[o][d][e] + their_weight[e / 2] * theirs[e];
-        }
-    named_arrive(HALF_IS_TAKEN, 2 * WARP);
-    return true;
-}
-
-// 64 rows against an item's tiles of keys; `halved`: both warpgroups have the same rows, and every second tile.
-__device__ void consume(const Item& item, bool halved, const uint16_t* q, uint16_t* y, float4* sums, int32_t* arrived, int q_heads,
+// 64 rows against an item's tiles of keys.
+__device__ void consume(const Item& item, const uint16_t* q, uint16_t* y, float4* sums, int32_t* arrived, int q_heads,
                         int window, float scale, uint32_t query, uint32_t keys, uint32_t values, Barriers barriers) {
     const Range& range = item.range;
     const int kv_head = item.kv_head, first_token = item.first_token, before = item.before % (2 * STAGES);
     const int group = threadIdx.x / WARPGROUP - 1, thread = threadIdx.x % WARPGROUP, lane = thread % WARP;
-    halved = HALVES && halved;
-    const int first_row = halved ? 0 : group * 64, stride = halved ? 2 : 1, begin = halved ? group : 0;
-    const uint32_t second_queries = query + QUERY_BYTES;
     query += group * QUERY_BYTES;
     named_wait(QUERIES_ARE_THERE + group, WARPGROUP);  // nobody multiplies those of the last item any more
     // Where a row's vector starts, in heads.
@@ -288,9 +236,9 @@ __device__ void consume(const Item& item, bool halved, const uint16_t* q, uint16
     };
     for (int e = thread; e < 64 * PIECES; e += WARPGROUP) {
         const int row = e / PIECES, piece = e % PIECES;
-        const bool valid = range.has(first_row + row);
+        const bool valid = range.has(group * 64 + row);
         copy_async(swizzled(query + piece / 8 * QUERY_PANEL, row, piece % 8),
-                   valid ? q + vector(first_row + row) * HEAD_DIM + piece * 8 : q, valid);
+                   valid ? q + vector(group * 64 + row) * HEAD_DIM + piece * 8 : q, valid);
     }
     commit_copies();
     wait_copies<0>();
@@ -300,9 +248,9 @@ __device__ void consume(const Item& item, bool halved, const uint16_t* q, uint16
     const int tiles = range.count, turn = TURN + group, others_turn = TURN + (1 - group);
     const bool turns = TURNS && range.has(64);
     const float factor = scale * LOG2E;
-    const int mine = first_row + thread / WARP * 16 + lane / 4;
-    const int oldest_query = range.start + range.query(first_row);
-    const int newest_query = range.start + range.query(first_row + 63);
+    const int mine = group * 64 + thread / WARP * 16 + lane / 4;
+    const int oldest_query = range.start + range.query(group * 64);
+    const int newest_query = range.start + range.query(group * 64 + 63);
     float out[OUTS][OUT_N / 8][4];
     uint32_t weight[KEYS / 16][4];
     float top[2] = {-INFINITY, -INFINITY}, total[2] = {}, rescale[2];
@@ -392,39 +340,29 @@ __device__ void consume(const Item& item, bool halved, const uint16_t* q, uint16
         publish_shared();
     };
 
-    // Lets a tile of the other warpgroup go.
-    auto skip = [&](int value, int tile) {
-        barrier_wait(barriers.full(value, (before + tile) % STAGES), (before + tile) / STAGES % 2);
-        release(value, tile);
-    };
     {
         float score[KEYS / 8][4];
-        if (begin) skip(0, 0);
-        await(0, begin);
-        start_scores(score, begin);
+        await(0, 0);
+        start_scores(score, 0);
         wait_products<0>();
-        release(0, begin);
-        soften(score, begin);
+        release(0, 0);
+        soften(score, 0);
         narrow_weights(score);
-        if (begin) skip(1, 0);
     }
-    int last = begin;
-    for (int tile = begin + stride; tile < tiles; tile += stride) {
+    for (int tile = 1; tile < tiles; ++tile) {
         float score[KEYS / 8][4];
-        if (halved) skip(0, tile - 1);
         await(0, tile);
         if (turns) named_wait(turn, CONSUMERS * WARPGROUP);
         start_scores(score, tile);
-        await(1, last);
-        start_values(last);
+        await(1, tile - 1);
+        start_values(tile - 1);
         if (turns) named_arrive(others_turn, CONSUMERS * WARPGROUP);
         wait_products<1>();
         release(0, tile);
         soften(score, tile);
         after(total[0] + total[1]);
         wait_products<0>();
-        release(1, last);
-        if (halved) skip(1, tile - 1);
+        release(1, tile - 1);
 #pragma unroll
         for (int o = 0; o < OUTS; ++o)
 #pragma unroll
@@ -432,20 +370,16 @@ __device__ void consume(const Item& item, bool halved, const uint16_t* q, uint16
 #pragma unroll
                 for (int e = 0; e < 4; ++e) out[o][d][e] *= rescale[e / 2];
         narrow_weights(score);
-        last = tile;
     }
-    if (halved && last + 1 < tiles) skip(0, last + 1);
-    await(1, last);
-    start_values(last);
+    await(1, tiles - 1);
+    start_values(tiles - 1);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         total[half] += __shfl_xor_sync(~0u, total[half], 1);
         total[half] += __shfl_xor_sync(~0u, total[half], 2);
     }
     wait_products<0>();
-    release(1, last);
-    if (halved && last + 1 < tiles) skip(1, last + 1);
-    if (halved && !join(second_queries, group, factor, out, top, total)) return;
+    release(1, tiles - 1);
     if (item.parts > 1 && !gather(item, sums, arrived, group, factor, out, top, total)) return;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -596,10 +530,8 @@ paged_prefill_wgmma(const int32_t* counts, const uint16_t* q, const int32_t* cu_
             if (item.row < 0) break;
             const int count = item.range.count;
             if (count > 0) {
-                // What one warp has of all rows.
-                const bool halved = HALVES && count > 1 && item.parts == 1 && !item.range.has(16);
-                if (halved || item.range.has(group * 64)) {
-                    consume(item, halved, q, y, reinterpret_cast<float4*>(shared_sums), arrived, q_heads, window, scale, query, keys,
+                if (item.range.has(group * 64)) {
+                    consume(item, q, y, reinterpret_cast<float4*>(shared_sums), arrived, q_heads, window, scale, query, keys,
                             values, barriers);
                 } else {
                     pass(item.before, count, barriers);
