@@ -30,7 +30,6 @@ from atlas_plugin_hopper.fused import fused_ops as of_hopper
 from atlas_plugin_hopper.implementations import implementations
 from atlas_plugin_hopper.moe_chains import BLOCKS
 from atlas_plugin_hopper.moe_chains import Sizes as MoeSizes
-from atlas_plugin_hopper.prefill import WarpgroupPrefill
 from atlas_plugin_hopper.prompt_layers import GATE_UP, TALL
 from atlas_plugin_hopper.prompts import INSTANCES, NARROW, NARROW_PARTS, TALL_PARTS, WIDE, CopiedByEngine, Tiles
 from atlas_plugin_hopper.skinny import GATE_UP_ROWS, LINEAR_ROWS, LINEARS_ROWS, QKV_ROWS
@@ -177,35 +176,6 @@ def test_sums_are_handed_over_through_scratch_and_flags_that_begin_at_zero() -> 
     assert launch.geometry.grid == (2 * 2 * 2 * 2, 1, 1)
     short = replace(need, operands={**need.operands, "weight": OperandSpec((rows, 64), DType.BF16, plain(DType.BF16))})
     assert not product.supports(short).ok
-
-
-@pytest.mark.parametrize(("tokens", "sequences", "blocks", "places"), [(384, 40, 132, 33), (33, 1, 48, 6)])
-def test_blocks_of_attention_take_what_there_is_and_leave_sums_for_one_another(
-    tokens: int, sequences: int, blocks: int, places: int
-) -> None:
-    attrs = {
-        "layer": 0, "kv_heads": 8, "q_heads": 32, "head_dim": 128, "page_tokens": 64, "window": 0, "slot_stride": 300,
-        "table_offset": 20, "scale": 0.1,
-    }  # fmt: skip
-    operands = {
-        "q": OperandSpec((tokens, 4096), DType.BF16, live="T"),
-        "cu_q": OperandSpec((sequences + 1,), DType.I32, live="S+1"),
-        "row_slot": OperandSpec((sequences,), DType.I32, live="S"),
-        "slots": OperandSpec((9000,), DType.I32),
-        "cache": OperandSpec((1, 2, 8, 64, 128), DType.BF16),
-        "y": OperandSpec((tokens, 4096), DType.BF16, live="T"),
-    }
-    need = OpNeed("paged_attention", operands, attrs, "sm_90a", "fast", tokens, sequences, 1, tokens, "hnd_bf16")
-    attention = WarpgroupPrefill(128)
-    # Of two warpgroups each thread has 64 sums, two maxima and two totals.
-    assert attention.scratch_bytes(need) == places * 8 * 256 * 68 * 4
-    kept: list[bytes] = []
-    given = {name: Buffer(1 << 20, 1 << 30) for name in operands}
-    scratch = Buffer(1 << 13, attention.scratch_bytes(need))
-    context = BindContext(CheckingBackend(), given, 1 << 12, scratch, 132, lambda data: kept.append(data) or 1 << 14)
-    (launch,) = attention.bind(need, context)
-    assert kept == [bytes(4 + 4 * places * 8 * 2)]
-    assert launch.geometry.grid == (blocks, 1, 1)
 
 
 @pytest.mark.parametrize(
