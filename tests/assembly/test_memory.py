@@ -1,5 +1,6 @@
 """Memory that the plan counts on and the device then does not have."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -87,3 +88,20 @@ def test_captured_steps_are_planned_and_then_measured(planned):
     assert sum(terms.values()) <= planned_for.limit
     measured = with_graphs(planned_for, 12345)
     assert {term.name: term.nbytes for term in measured.terms} == terms | {"graphs": 12345}
+
+
+def test_what_is_left_of_a_devices_own_memory_keeps_prefixes(planned):
+    plan, model = planned
+    weights = Weights.of(plan, model)
+
+    def pages(shared, **settings):
+        changed = replace(plan, settings=replace(plan.settings, **settings))
+        return plan_memory(changed, model, weights, 1 << 30, 1 << 30, shared=shared).pages
+
+    longest = plan.layout.slots.slots * plan.layout.slots.table_blocks[0]
+    most = plan_memory(plan, model, weights, 1 << 30, 1 << 30, shared=False)
+    assert pages(shared=True) == pages(shared=False, prefix_cache=False) == longest
+    assert pages(shared=True, memory=1 << 29) == pages(shared=False, memory=1 << 29) > longest
+    page = next(term.nbytes for term in most.terms if term.name == "KV pages") // most.pages
+    assert 0 <= most.limit - sum(term.nbytes for term in most.terms) < page
+    assert pages(shared=False) == most.pages > pages(shared=False, memory=1 << 29)

@@ -260,7 +260,8 @@ def _run_up(
     bucketed = backend.capabilities.bucketed
     # A step that fetches and delivers by itself is captured in halves and whole.
     captures = 1 + backend.capabilities.host_link if bucketed else 0
-    budget = plan_memory(plan, model, weights, free, total, graphs=captures)
+    shared = backend.capabilities.unified_memory
+    budget = plan_memory(plan, model, weights, free, total, graphs=captures, shared=shared)
     pages = (budget.pages,) * len(plan.layout.slots.table_blocks)
     limits = make_limits(model, plan.settings, plan.layout, budget.max_seq_len, pages, plan.program)
     cache = packed(weights)

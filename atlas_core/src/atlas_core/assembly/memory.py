@@ -54,10 +54,13 @@ class Weights:
         return sum(copy.packed.nbytes for copy in self.copies)
 
 
-def plan_memory(plan: StepPlan, model: Model, weights: Weights, free: int, total: int, *, graphs: int = 0) -> Budget:
+def plan_memory(
+    plan: StepPlan, model: Model, weights: Weights, free: int, total: int, *, graphs: int = 0, shared: bool = True
+) -> Budget:
     """How many cache pages there are. Raises BudgetError with the whole table when the plan does not fit.
 
     ``graphs``: captured steps take memory of the device, which is planned here and measured when they are captured: how often each node is.
+    ``shared``: other programs live in this memory, of which no more is taken than is asked for or needed.
     """
     settings = plan.settings
     limit = settings.memory if settings.memory is not None else int(free * DEFAULT_FRACTION)
@@ -67,7 +70,9 @@ def plan_memory(plan: StepPlan, model: Model, weights: Weights, free: int, total
     )
     need = KVNeed(page_bytes, settings.block_size, plan.max_seq_len, fixed=settings.max_seq_len is not None)
     budget = plan_budget(readings, 1.0, _terms(plan, weights, graphs=graphs), need)
-    # More pages than every slot at its longest can never be used.
+    # More pages than every slot at its longest hold nothing but prefixes.
+    if settings.prefix_cache and (settings.memory is not None or not shared):
+        return budget
     most = plan.layout.slots.slots * plan.layout.slots.table_blocks[0] if plan.layout.slots.table_blocks else 0
     if budget.pages > most:
         budget = plan_budget(
