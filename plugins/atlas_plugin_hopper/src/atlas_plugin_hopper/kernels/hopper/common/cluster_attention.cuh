@@ -10,7 +10,8 @@ namespace atlas {
 
 constexpr int CLUSTER = 16;
 constexpr int GROUP = Q_HEADS / KV_HEADS, PAIRS = HEAD_DIM / 2, GROUP_PAIRS = GROUP * PAIRS;
-constexpr int HALF = 16, TOKENS = 2 * HALF, PASS = WARPS * TOKENS;  // tokens of a product, of a warp, of a block at once
+// Tokens of a product, of a warp, of a block at once.
+constexpr int HALF = 16, TOKENS = 2 * HALF, PASS = WARPS * TOKENS;
 constexpr int KEY_PITCH = 2 * HEAD_DIM + 16, TILE = TOKENS * KEY_PITCH;
 constexpr int FOURS_OF_HEAD = HEAD_DIM / 4;  // pairs of elements with those half a head on, which turn together
 constexpr int MERGERS = GROUP_PAIRS / WARP;  // warps that put the parts of a block together

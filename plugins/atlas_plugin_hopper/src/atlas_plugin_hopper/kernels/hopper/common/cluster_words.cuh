@@ -3,8 +3,8 @@
 // instead keep what is sent from arriving.
 //
 // What is sent has one place, and the next layer writes it again. It has been read by then: who writes has received
-// something that every block of the cluster, and every warp of it, has sent behind its reading (decoder_layers.cu says
-// what).
+// something that every block of the cluster, and every warp of it, has sent behind its reading (the next exchange among
+// all clusters, decoder_clusters.cu).
 #pragma once
 #include "heads_of_cluster.cuh"
 #include "tma.cuh"

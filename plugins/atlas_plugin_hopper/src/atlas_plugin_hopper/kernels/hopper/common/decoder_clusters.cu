@@ -1,7 +1,8 @@
 // All layers of a dense decoder for one token in one launch. Clusters of 16 blocks share out a layer as tensor-parallel
 // machines do: one has a key head, the queries that share it and the columns of the output projection behind them,
 // others have a part of the inner width. What a cluster does by itself goes through shared memory
-// (cluster_words.cuh); twice a layer all clusters hand on their parts of sums through memory (resident_words.cuh):
+// (cluster_words.cuh); twice a layer all clusters hand on their parts of sums through memory, as words with flags
+// (resident_words.cuh):
 //
 //   hidden vector -> norm, rows of q, k, v | rotation, keys and values into pages, attention over a part of the keys
 //   | the parts together, output projection -> the middle vector: sums of the clusters' parts, added to the hidden one
@@ -65,10 +66,10 @@ struct InnerRoom {
 constexpr int NORM_BYTES = 2 * HIDDEN;
 constexpr int HEAD_BYTES = NORM_BYTES + Heads::BYTES + Output::BYTES;
 constexpr int INNER_BYTES = NORM_BYTES + GateUp::BYTES + Down::BYTES;
-static_assert(STAGES * HEAD_BYTES + sizeof(HeadRoom) <= 226 * 1024 && STAGES * INNER_BYTES + sizeof(InnerRoom) <= 226 * 1024);
-static_assert(HEAD_BYTES % 16 == 0 && INNER_BYTES % 16 == 0);
+static_assert(STAGES * HEAD_BYTES + sizeof(HeadRoom) <= 226 * 1024 && HEAD_BYTES % 16 == 0);
+static_assert(STAGES * INNER_BYTES + sizeof(InnerRoom) <= 226 * 1024 && INNER_BYTES % 16 == 0);
 
-// A warp's chunk of the residual stream: lane `pair` has two elements of it (those beyond the chunk the last once more).
+// A warp's chunk of the residual stream: a lane has two elements of it, and lanes beyond the chunk the last two again.
 struct Residual {
     float x, y;
 
@@ -88,7 +89,10 @@ struct Residual {
         } while (!all);
         float a = 0.0f, b = 0.0f;
 #pragma unroll
-        for (int i = 0; i < COUNT; ++i) a += __uint_as_float(static_cast<uint32_t>(word[i]) & ~0xffu), b += number(word[i] >> 32);
+        for (int i = 0; i < COUNT; ++i) {
+            a += __uint_as_float(static_cast<uint32_t>(word[i]) & ~0xffu);
+            b += number(word[i] >> 32);
+        }
         x += a;
         y += b;
     }
@@ -167,7 +171,8 @@ __device__ void copy_heads(const Job& job, const Stages& stages, int lane) {
         }
         for (int j = lane; j < WIDE_ROWS; j += WARP) {
             copy_bulk(to + NORM_BYTES + Heads::BYTES + j * Output::PITCH,
-                      layer.output + (job.rank * WIDE_ROWS + j) * Q_WIDTH + job.cluster * GROUP_WIDTH, 2 * GROUP_WIDTH, full);
+                      layer.output + (job.rank * WIDE_ROWS + j) * Q_WIDTH + job.cluster * GROUP_WIDTH,
+                      2 * GROUP_WIDTH, full);
         }
     }
 }
@@ -200,8 +205,8 @@ __device__ inline uint32_t norm_pair(uint32_t stage, int warp, int pair) {
 #define FORGET asm volatile("" : "+r"(lane), "+r"(warp), "+r"(thread));
 
 // A block of a cluster that has a key head.
-__device__ void run_heads(const Job& job, const Stages& stages, HeadRoom& room, Attention& attention, Residual& residual,
-                          int splits, float scale, int thread, int warp, int lane) {
+__device__ void run_heads(const Job& job, const Stages& stages, HeadRoom& room, Attention& attention,
+                          Residual& residual, int splits, float scale, int thread, int warp, int lane) {
     const int word = warp * CHUNK_PAIRS + min(lane, CHUNK_PAIRS - 1), copy = blockIdx.x % COPIES;
     const bool attends = job.rank < splits;
 #pragma unroll 1
@@ -269,8 +274,8 @@ __device__ void run_heads(const Job& job, const Stages& stages, HeadRoom& room, 
 }
 
 // A block of a cluster that has a part of the inner width.
-__device__ void run_inner(const Job& job, const Stages& stages, InnerRoom& room, const Mail& mail, Residual& residual, int thread,
-                          int warp, int lane) {
+__device__ void run_inner(const Job& job, const Stages& stages, InnerRoom& room, const Mail& mail,
+                          Residual& residual, int thread, int warp, int lane) {
     const int word = warp * CHUNK_PAIRS + min(lane, CHUNK_PAIRS - 1), copy = blockIdx.x % COPIES;
 #pragma unroll 1
     for (int i = 0; i < job.layers; ++i) {
@@ -310,7 +315,8 @@ __device__ void run_inner(const Job& job, const Stages& stages, InnerRoom& room,
         if (thread == 0) mail.expect(2 * PART);
 #pragma unroll
         for (int s = 0; s < Down::STEPS; ++s) {
-            const uint2 two = *reinterpret_cast<const uint2*>(room.received + warp * (Down::CHUNK / 2) + 8 * s + lane % 4 * 2);
+            const int at = warp * (Down::CHUNK / 2) + 8 * s + lane % 4 * 2;
+            const uint2 two = *reinterpret_cast<const uint2*>(room.received + at);
             inner[s][0] = two.x, inner[s][1] = two.y;
         }
         down.multiply(inner, room.down, warp, lane);
@@ -334,7 +340,9 @@ decoder_layers(const int32_t* counts, const void* table, const float* x, float* 
                         shared_address(barriers), shared_address(barriers + STAGES)};
     HeadRoom& heads = *reinterpret_cast<HeadRoom*>(raw + STAGES * HEAD_BYTES);
     InnerRoom& inner = *reinterpret_cast<InnerRoom*>(raw + STAGES * INNER_BYTES);
-    const Mail first_mail{shared_address(barriers + 2 * STAGES)}, second_mail{shared_address(barriers + 2 * STAGES + 1)};
+    // Queries and parts of attention, or the inner width.
+    const Mail first_mail{shared_address(barriers + 2 * STAGES)};
+    const Mail second_mail{shared_address(barriers + 2 * STAGES + 1)};
     if (thread == 0) {
         first_mail.begin();
         second_mail.begin();
@@ -356,8 +364,9 @@ decoder_layers(const int32_t* counts, const void* table, const float* x, float* 
             const int32_t* slot = slots + static_cast<int64_t>(row_slot[0]) * slot_stride;
             const int known = slot[ATLAS_POSITION], tiles = known / TOKENS + 1;
             const int each = (tiles + CLUSTER - 1) / CLUSTER * TOKENS, begin = job.rank * each;
-            Attention attention{heads.attention, heads.received, first_mail, second_mail, slot + table_offset, page_tokens, job.cluster, known, begin,
-                                min(known + 1, begin + each), counts[ATLAS_TOKENS] > 0};
+            Attention attention{heads.attention, heads.received, first_mail, second_mail, slot + table_offset,
+                                page_tokens, job.cluster, known, begin, min(known + 1, begin + each),
+                                counts[ATLAS_TOKENS] > 0};
             const int splits = known / each + 1;
             if (thread == 0) {
                 first_mail.expect(attention.query_bytes());

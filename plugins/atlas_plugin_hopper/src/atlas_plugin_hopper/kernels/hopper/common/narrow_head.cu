@@ -18,8 +18,8 @@ __device__ inline int pitch_of(int width) { return 2 * width + 64; }
 __device__ inline void copy_bulk(uint32_t to, const void* from, int bytes, uint32_t barrier) {
     uint64_t policy;
     asm("createpolicy.fractional.L2::evict_last.L2::evict_first.b64 %0, 0.5;" : "=l"(policy));
-    asm volatile("cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;"
-                 ::"r"(to), "l"(from), "r"(bytes), "r"(barrier), "l"(policy) : "memory");
+    asm volatile("cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+                 "[%0], [%1], %2, [%3], %4;" ::"r"(to), "l"(from), "r"(bytes), "r"(barrier), "l"(policy) : "memory");
 }
 
 __device__ inline uint4 pick(bool second, const uint4& a, const uint4& b) { return second ? b : a; }
@@ -53,7 +53,8 @@ narrow_head(const int32_t* counts, int32_t live_word, const float* x, const int3
 #pragma unroll
     for (int i = 0; i < PAIRS; ++i) {
         const int k = 2 * (i * WARP + lane);
-        norm[i] = k < width ? make_float2(load_element(norm_weight, k, norm_type), load_element(norm_weight, k + 1, norm_type))
+        norm[i] = k < width ? make_float2(load_element(norm_weight, k, norm_type),
+                                          load_element(norm_weight, k + 1, norm_type))
                             : make_float2(0.0f, 0.0f);
     }
     admit_successor();
@@ -93,8 +94,10 @@ narrow_head(const int32_t* counts, int32_t live_word, const float* x, const int3
 #pragma unroll 3
         for (int at = 0; at < 2 * width; at += 2 * CHUNK) {
             const int near = at + (odd ? CHUNK : 0), far = at + (odd ? 0 : CHUNK);
-            const uint4 a = *reinterpret_cast<const uint4*>(upper + near), b = *reinterpret_cast<const uint4*>(upper + far);
-            const uint4 c = *reinterpret_cast<const uint4*>(lower + near), d = *reinterpret_cast<const uint4*>(lower + far);
+            const uint4 a = *reinterpret_cast<const uint4*>(upper + near);
+            const uint4 b = *reinterpret_cast<const uint4*>(upper + far);
+            const uint4 c = *reinterpret_cast<const uint4*>(lower + near);
+            const uint4 d = *reinterpret_cast<const uint4*>(lower + far);
             const uint4 u0 = pick(odd, a, b), u1 = pick(odd, b, a), l0 = pick(odd, c, d), l1 = pick(odd, d, c);
             uint4 x0 = zero16(), x1 = zero16();
             if (g < live) {
