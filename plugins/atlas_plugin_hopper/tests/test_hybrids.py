@@ -53,13 +53,13 @@ HYBRID = HYBRID_SHAPES[0]
 CHAINS = ["hybrid_layers", "mixture_layers", "output_mixture"]
 
 
-def hybrid_steps(tokens: int, shape: HybridShape = HYBRID) -> list[Step]:
+def hybrid_steps(tokens: int, shape: HybridShape = HYBRID, element: DType = DType.BF16) -> list[Step]:
     """The plan of a hybrid for one decode bucket."""
     recorded = record_hybrid_decoder(shape)
-    program = record(HybridDecoder(shape), recorded.spec, recorded.layout)
-    weights = {value.name: plain(DType.BF16) for value in program.weights()}
+    program = record(HybridDecoder(shape), recorded.spec, replace(recorded.layout, activation=element))
+    weights = {value.name: plain(element) for value in program.weights()}
     patterns = [Pattern.of(op, PRIMITIVES) for op in (*fused_ops(), *of_hopper())]
-    context = Context("sm_90a", "fast", DType.BF16, weights, [*of_nvidia(), *implementations()], patterns)
+    context = Context("sm_90a", "fast", element, weights, [*of_nvidia(), *implementations()], patterns)
     planned = plan(program, Bucket(tokens, tokens, tokens, 8, 1), context, Choices())
     return [step for segment in planned for step in segment.steps]
 
@@ -150,8 +150,13 @@ def test_other_hybrids_are_refused_with_the_reason(change: dict[str, object], re
     assert reason in told
 
 
+def test_what_is_told_to_a_machine_of_fewer_processors_is_true() -> None:
+    assert not any(step.need.op in CHAINS for step in hybrid_steps(1, element=DType.F16))
+
+
 def test_a_machine_of_fewer_processors_is_told_so() -> None:
     (step,) = (step for step in hybrid_steps(1) if step.need.op == "hybrid_layers")
     operands = {name: Buffer(1 << 20, 1 << 30) for name in step.need.operands}
-    with pytest.raises(KernelError, match="wants 130 processors"):
+    with pytest.raises(KernelError, match="wants 130 processors") as caught:
         launched(step, operands, workers=114)
+    assert "--dtype f16" in caught.value.cure

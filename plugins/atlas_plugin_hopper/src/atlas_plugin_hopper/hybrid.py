@@ -14,7 +14,6 @@ from atlas_nvidia.implementations.base import (
     WARP,
     Implementation,
     addresses,
-    no_vector,
     not_fast,
     not_stored,
     other_type,
@@ -166,7 +165,7 @@ class _Mixtures(Implementation):
         layouts = sorted({each.layout.name if each.layout else "no weight" for each in operands})
         if len(layouts) > 1:
             return [f"{name} is stored as {' and '.join(layouts)}"]
-        reasons = no_vector(need, names[0]) if vector else not_stored(need, names[0], self.element.value)
+        reasons = not_stored(need, names[0], self.element.value, *([DType.F32.value] if vector else []))
         for shape in dict.fromkeys(each.shape for each in operands):
             if shape != (wanted := _wanted(name, shape)):
                 reasons.append(f"{name} is {shape}, not {wanted}")
@@ -192,7 +191,7 @@ class _Mixtures(Implementation):
         if context.workers < LEAST_BLOCKS:
             raise KernelError(
                 f"{self.name} wants {LEAST_BLOCKS} processors", f"this machine has {context.workers}",
-                "leave it out of the plan",
+                "serve with --dtype f16, for which other kernels are planned",
             )  # fmt: skip
         attrs = need.attrs
         table, words = context.keep(self._table(need, context)), context.keep(bytes(WORD * WORDS))

@@ -130,7 +130,7 @@ struct DownSums {
     // Takes the next expert out of the ring.
     __device__ static void load(Ring& ring, int rows, Rows& of, int warp, int lane) {
         const int stages = (rows + EACH - 1) / EACH;
-        ring.wait<(16 + EACH - 1) / EACH>(stages);
+        ring.wait(stages);
 #pragma unroll
         for (int n = 0; n < 2; ++n) {
             of[n].load(ring.row<SIZE>(min(8 * n + lane % 8, rows - 1)) + 2 * warp * CHUNK, lane);
@@ -145,8 +145,8 @@ struct DownSums {
         if (lane >= 4) return;
 #pragma unroll
         for (int n = 0; n < 2; ++n) {
-            sums[8 * n + 2 * lane][warp] = acc[n][0][0] + acc[n][1][0];
-            sums[8 * n + 2 * lane + 1][warp] = acc[n][0][1] + acc[n][1][1];
+            sums[8 * n + 2 * lane][warp] = of_row(acc[n], 0);
+            sums[8 * n + 2 * lane + 1][warp] = of_row(acc[n], 1);
         }
     }
 };
@@ -154,28 +154,23 @@ struct DownSums {
 // This warp's chunk of the middle of so many experts, packed pairs that blocks send: EXPERTS runs of SIZE / 2 words.
 template <int SIZE, int EXPERTS>
 __device__ inline void receive_middle(const uint64_t* words, uint32_t flag, uint32_t* vector, int warp, int lane) {
-    constexpr int RUN = SIZE / 2 / WARPS, EACH = EXPERTS * RUN / WARP;  // words of this warp's chunk of an expert
-    static_assert(EXPERTS * RUN % WARP == 0, "lanes have equally many words");
-    uint64_t word[EACH];
+    static_assert(SIZE / 2 / WARPS == WARP, "a lane has a pair of each expert");
+    const uint64_t* const from = words + warp * WARP + lane;
+    uint64_t word[EXPERTS];
     bool all;
     int turns = 0;
     do {
         all = true;
 #pragma unroll
-        for (int i = 0; i < EACH; ++i) {
-            const int at = i * WARP + lane;
-            word[i] = look(words + at / RUN * (SIZE / 2) + warp * RUN + at % RUN);
-        }
+        for (int i = 0; i < EXPERTS; ++i) word[i] = look(from + i * (SIZE / 2));
 #pragma unroll
-        for (int i = 0; i < EACH; ++i) all = all && fresh(word[i], flag);
+        for (int i = 0; i < EXPERTS; ++i) all = all && fresh(word[i], flag);
         lose_patience(turns);
     } while (!all);
     __syncwarp();
+    uint32_t* const to = vector + place_of(lane);
 #pragma unroll
-    for (int i = 0; i < EACH; ++i) {
-        const int at = i * WARP + lane;
-        vector[at / RUN * RUN + place_of(at % RUN)] = static_cast<uint32_t>(word[i]);
-    }
+    for (int i = 0; i < EXPERTS; ++i) to[i * WARP] = static_cast<uint32_t>(word[i]);
     __syncwarp();
 }
 

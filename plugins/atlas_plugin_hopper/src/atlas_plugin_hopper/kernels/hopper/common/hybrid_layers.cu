@@ -22,7 +22,7 @@ namespace {
 
 constexpr int HIDDEN = 2048, EXPERT_SIZE = 512, TOP_K = 8, MOST_EXPERTS = 256;
 constexpr int STAGES = 12, EXPERT_STAGES = 4, KNOWN_STAGES = STAGES - EXPERT_STAGES;
-constexpr int THREADS = CONSUMERS + 2 * WARP, COPIES = 4, EARLY = 2;
+constexpr int THREADS = CONSUMERS + 2 * WARP, COPIES = 4, EARLY = 3;
 constexpr int UNITS = TOP_K + 1, ATTENDED = VALUES;  // experts with the shared one, which comes last
 
 // hybrid.py makes the table and knows how many words there are.
@@ -78,9 +78,9 @@ struct Owned {
     Span products, wide, router, routed, shared, behind;
 };
 __device__ inline Owned owned(const Given& given) {
-    const Span wide = span(HIDDEN / 2);
-    return {span(PRODUCT_ROWS), {2 * wide.first, 2 * wide.count}, span(given.experts), span(TOP_K * EXPERT_SIZE / 2),
-            span(EXPERT_SIZE / 2), span(given.behind.end[3])};
+    const Span wide = share_of(HIDDEN / 2);
+    return {share_of(PRODUCT_ROWS),   {2 * wide.first, 2 * wide.count},   share_of(given.experts),
+            share_of(TOP_K * EXPERT_SIZE / 2), share_of(EXPERT_SIZE / 2), share_of(given.behind.end[3])};
 }
 
 struct Shared {
@@ -165,13 +165,14 @@ __device__ inline void receive_attended(const uint64_t* words, uint32_t flag, fl
     sum += __shfl_xor_sync(~0u, sum, 1);
     sum += __shfl_xor_sync(~0u, sum, 2);
     const float factor = rsqrtf(sum / DIM + eps);
+    uint32_t* const to = vector + place_of(2 * lane);
 #pragma unroll
     for (int h = 0; h < HEADS; ++h) {
         const float by = __shfl_sync(~0u, factor, h * QUARTERS);
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
             const uint32_t bits = static_cast<uint32_t>(word[h][j]);
-            vector[h * PAIRS + place_of(2 * lane + j)] =
+            to[h * PAIRS + j * NEXT_PLACE] =
                 pack(by * widen(static_cast<uint16_t>(bits)), by * widen(static_cast<uint16_t>(bits >> 16)));
         }
     }
@@ -181,15 +182,16 @@ __device__ inline void receive_attended(const uint64_t* words, uint32_t flag, fl
 // The same of what full attention has left in memory, and of the gate behind it.
 __device__ inline void read_attended(const uint16_t* from, const uint16_t* gate, uint32_t* vector, int warp, int lane) {
     constexpr int CHUNK = ATTENDED / WARPS;
-#pragma unroll
+    uint32_t* const to = vector + place_of(4 * lane);
+#pragma unroll 1
     for (int i = 0; i < CHUNK; i += 8 * WARP) {
         float v[8], g[8];
         unpack(load16(from + warp * CHUNK + i + 8 * lane), v);
         unpack(load16(gate + warp * CHUNK + i + 8 * lane), g);
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
-            vector[place_of(i / 2 + 4 * lane + j)] =
-                pack(v[2 * j] * sigmoid(g[2 * j]), v[2 * j + 1] * sigmoid(g[2 * j + 1]));
+            to[i / 2 + j * NEXT_PLACE] =
+                pack(v[2 * j] * quick_sigmoid(g[2 * j]), v[2 * j + 1] * quick_sigmoid(g[2 * j + 1]));
         }
     }
     __syncwarp();
@@ -256,8 +258,6 @@ __device__ inline void run(const Given& given) {
         else copy_chosen(chosen, shared, given, own, lane);
         return;
     }
-    // The flag is what this launch has left in the step before.
-    uint32_t flag = *reinterpret_cast<const volatile uint32_t*>(given.words);
     uint64_t* const product_words = given.words + AT_PRODUCTS;
     uint64_t* copies = given.words + AT_COPIES;
     const uint64_t* own_words = copies + static_cast<int64_t>(blockIdx.x % COPIES) * COPY_WORDS;
@@ -271,6 +271,7 @@ __device__ inline void run(const Given& given) {
     NormedChunk<HIDDEN> norm{given.norm_type};
     norm.ask(given.attended ? all[0].inner_norm : all[0].input_norm, warp, lane);
     wait_for_predecessor();
+    uint32_t flag = *reinterpret_cast<const volatile uint32_t*>(given.words);
     float residual = 0.0f;
     if (thread < own.wide.count) residual = given.x[own.wide.first + thread];
     int turn = 0;
@@ -346,7 +347,7 @@ __device__ inline void run(const Given& given) {
                     by = sums.factor(HIDDEN, given.inner_eps);
                     if (thread <= own.router.count) {
                         const float value = sum_of(sums.rows[thread]) * by;
-                        if (thread == own.router.count) shared.opening = sigmoid(value);
+                        if (thread == own.router.count) shared.opening = quick_sigmoid(value);
 #pragma unroll
                         for (int c = 0; c < COPIES; ++c) {
                             if (thread == own.router.count) break;

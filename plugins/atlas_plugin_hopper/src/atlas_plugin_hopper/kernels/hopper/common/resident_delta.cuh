@@ -139,7 +139,7 @@ struct DeltaPart : DeltaPlace {
             room.inputs[e * 2 * DIM + thread] = quick_silu(sum);
         }
         if (warp == 1) room.gates[lane] = quick_silu(now[1]);
-        if (thread == OF_BETA) room.beta = sigmoid(now[1]);
+        if (thread == OF_BETA) room.beta = quick_sigmoid(now[1]);
         if (thread == OF_DECAY) {
             room.decay = exp2f(decay_log2(now[1], as_weight(rate, types.a_log), as_weight(bias, types.dt_bias)));
         }

@@ -14,6 +14,13 @@ __device__ inline void copy_bulk(uint32_t to, const void* from, int bytes, uint3
     asm volatile("cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
                  ::"r"(to), "l"(from), "r"(bytes), "r"(barrier) : "memory");
 }
+// 1 / (1 + e^-x) by a division of two instructions.
+__device__ inline float quick_sigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
+// A block's share of so many things, which are fewer than 2^31 / blocks.
+__device__ inline Span share_of(uint32_t all) {
+    const uint32_t first = all * blockIdx.x / gridDim.x;
+    return {static_cast<int>(first), static_cast<int>(all * (blockIdx.x + 1) / gridDim.x - first)};
+}
 __device__ inline void sync_consumers() { asm volatile("bar.sync 1, %0;" ::"n"(CONSUMERS) : "memory"); }
 
 __device__ inline float sum_of(const float (&parts)[WARPS]) {
@@ -51,11 +58,9 @@ struct Ring {
         }
     }
     // Waits for so many stages from this slot on.
-    template <int MOST>
-    __device__ void wait(int stages_wanted) const {
-#pragma unroll
-        for (int i = 0; i < MOST; ++i) {
-            if (i >= stages_wanted) break;
+    __device__ void wait(int wanted) const {
+#pragma unroll 1
+        for (int i = 0; i < wanted; ++i) {
             const bool wrapped = slot + i >= count;
             barrier_wait(full + 8 * (wrapped ? slot + i - count : slot + i), parity ^ wrapped);
         }
@@ -89,8 +94,12 @@ struct Ring {
     }
 };
 
-// Where a pair of a warp's chunk lies as a fragment, so that a lane's four of two steps of 16 are neighbours.
-__device__ inline int place_of(int pair) { return pair / 16 * 16 + pair % 4 * 4 + pair / 8 % 2 * 2 + pair / 4 % 2; }
+// Where a pair of a warp's chunk lies as a fragment. Of two steps of 16, lane l's four are neighbours: in the left operand
+// of mma, row 0 is the first step and row 8 the second, so that one set of registers serves both.
+__device__ inline uint32_t place_of(uint32_t pair) {
+    return (pair & ~15u) | (pair & 3u) << 2 | (pair >> 1 & 2u) | (pair >> 3 & 1u);
+}
+constexpr int NEXT_PLACE = 4;  // how far behind that of an even pair lies that of the next one
 
 // Of 8 rows the next 32 * TURNS elements, as fragments.
 template <int TURNS>
@@ -102,17 +111,19 @@ struct Fragments {
 #pragma unroll
         for (int t = 0; t < TURNS; ++t) load_matrix(b[t], row + lane / 8 * 16 + 64 * t);
     }
-    // Adds the products with a vector of fragments. The sum of row 2 lane + i is acc[0][i] + acc[1][i] of lanes 0 to 3.
+    // Adds the products with a vector of fragments, to the sums of first steps and of second ones.
     __device__ void multiply(float (&acc)[2][4], const uint32_t* vector, int lane) const {
         const uint4* x = reinterpret_cast<const uint4*>(vector) + lane % 4;
 #pragma unroll
         for (int t = 0; t < TURNS; ++t) {
             const uint4 v = x[4 * t];
-            mma(acc[0], v.x, 0, v.y, 0, b[t][0], b[t][1]);
-            mma(acc[1], v.z, 0, v.w, 0, b[t][2], b[t][3]);
+            mma(acc[0], v.x, v.y, v.z, v.w, b[t][0], b[t][1]);
+            mma(acc[1], v.x, v.y, v.z, v.w, b[t][2], b[t][3]);
         }
     }
 };
+// What that makes of row 2 lane + i, in lanes 0 to 3.
+__device__ inline float of_row(const float (&acc)[2][4], int i) { return acc[0][i] + acc[1][2 + i]; }
 
 // What the warps leave of a phase: their parts of the sum of every row, and of the sum of squares. Phases take two of
 // these in turns, so that one barrier a phase is enough.
@@ -133,7 +144,7 @@ __device__ inline void multiply_tile(Ring& ring, int rows, const uint32_t* vecto
     constexpr int CHUNK = K / WARPS, AT_ONCE = 256, EACH = Stage<K>::ROWS;
     static_assert(CHUNK % AT_ONCE == 0, "a chunk is loaded in whole parts");
     const int stages = (rows + EACH - 1) / EACH;
-    ring.wait<(8 + EACH - 1) / EACH>(stages);
+    ring.wait(stages);
     const uint32_t row = ring.row<K>(min(lane % 8, rows - 1)) + 2 * warp * CHUNK;
     float acc[2][4] = {};
 #pragma unroll
@@ -144,8 +155,8 @@ __device__ inline void multiply_tile(Ring& ring, int rows, const uint32_t* vecto
     }
     ring.release(stages, lane);
     if (lane < 4) {
-        sums[2 * lane][warp] = acc[0][0] + acc[1][0];
-        sums[2 * lane + 1][warp] = acc[0][1] + acc[1][1];
+        sums[2 * lane][warp] = of_row(acc, 0);
+        sums[2 * lane + 1][warp] = of_row(acc, 1);
     }
 }
 // So many rows.
@@ -158,14 +169,14 @@ __device__ inline void multiply_rows(Ring& ring, int rows, const uint32_t* vecto
     }
 }
 
-// A weight as it lies in memory: whoever asks early must not wait for it where it asks, as a conversion would.
+// A weight of bfloat16 or float32 as it lies in memory: whoever asks early must not wait for it where it asks, as a
+// conversion would.
 __device__ inline uint32_t ask_weight(const void* weights, int64_t index, int type) {
     return type == VECTOR_F32 ? __ldg(static_cast<const uint32_t*>(weights) + index)
                               : __ldg(static_cast<const uint16_t*>(weights) + index);
 }
 __device__ inline float as_weight(uint32_t bits, int type) {
-    if (type == VECTOR_F32) return __uint_as_float(bits);
-    return type == VECTOR_F16 ? widen_f16(static_cast<uint16_t>(bits)) : widen_bf16(static_cast<uint16_t>(bits));
+    return __uint_as_float(type == VECTOR_F32 ? bits : bits << 16);
 }
 // Four neighbours of them.
 __device__ inline uint4 ask_weights(const void* weights, int64_t index, int type) {
@@ -179,9 +190,11 @@ __device__ inline uint4 ask_weights(const void* weights, int64_t index, int type
     return four;
 }
 __device__ inline void as_weights(const uint4& four, int type, float (&out)[4]) {
-    const uint32_t whole[4] = {four.x, four.y, four.z, four.w};
-#pragma unroll
-    for (int i = 0; i < 4; ++i) out[i] = as_weight(type == VECTOR_F32 ? whole[i] : whole[i / 2] >> i % 2 * 16, type);
+    const bool wide = type == VECTOR_F32;
+    out[0] = __uint_as_float(wide ? four.x : four.x << 16);
+    out[1] = __uint_as_float(wide ? four.y : four.x & 0xffff0000u);
+    out[2] = __uint_as_float(wide ? four.z : four.y << 16);
+    out[3] = __uint_as_float(wide ? four.w : four.y & 0xffff0000u);
 }
 
 // A warp's chunk of a vector behind its norm, where a lane has eight elements.
@@ -231,6 +244,7 @@ struct NormedChunk {
   private:
     __device__ void take(const float (&v)[8], uint32_t* vector, float (&squares)[WARPS], int warp, int lane) const {
         __syncwarp();  // others of the warp may still read what lay there
+        uint32_t* const to = vector + place_of(2 * lane);
         float square = 0.0f;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
@@ -240,7 +254,7 @@ struct NormedChunk {
             for (int i = 0; i < 2; ++i) {
                 const float a = v[4 * half + 2 * i], b = v[4 * half + 2 * i + 1];
                 square += a * a + b * b;
-                vector[place_of(half * (HALF / 2) + 2 * lane + i)] = pack(a * w[2 * i], b * w[2 * i + 1]);
+                to[half * (HALF / 2) + i * NEXT_PLACE] = pack(a * w[2 * i], b * w[2 * i + 1]);
             }
         }
         square = warp_sum(square);
