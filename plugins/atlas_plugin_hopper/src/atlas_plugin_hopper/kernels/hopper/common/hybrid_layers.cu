@@ -22,7 +22,7 @@ namespace {
 
 constexpr int HIDDEN = 2048, EXPERT_SIZE = 512, TOP_K = 8, MOST_EXPERTS = 256;
 constexpr int STAGES = 12, EXPERT_STAGES = 4, KNOWN_STAGES = STAGES - EXPERT_STAGES;
-constexpr int THREADS = CONSUMERS + 2 * WARP, COPIES = 4, EARLY = 3;
+constexpr int THREADS = CONSUMERS + 2 * WARP, COPIES = 4, EARLY = 2;
 constexpr int UNITS = TOP_K + 1, ATTENDED = VALUES;  // experts with the shared one, which comes last
 
 // hybrid.py makes the table and knows how many words there are.
