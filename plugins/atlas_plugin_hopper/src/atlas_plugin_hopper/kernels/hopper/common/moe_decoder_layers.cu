@@ -51,7 +51,8 @@ __device__ inline float sum_of(const float (&sums)[WARPS][SUM_ROWS], int row) {
 __device__ inline void keep(float (&sums)[SUM_ROWS], int first, const float (&acc)[4], int lane) {
     if (lane < 4) *reinterpret_cast<float2*>(&sums[first + 2 * lane]) = make_float2(acc[0], acc[1]);
 }
-template <int TILES, int STEPS>
+// CHAINS: sums of a tile that do not wait for each other.
+template <int CHAINS = 2, int TILES, int STEPS>
 __device__ inline void multiply(const Tile<STEPS> (&tiles)[TILES], float (&acc)[TILES][4], const uint32_t* vector,
                                 int lane) {
     float other[TILES][4] = {};
@@ -60,11 +61,11 @@ __device__ inline void multiply(const Tile<STEPS> (&tiles)[TILES], float (&acc)[
         const uint2 x = *reinterpret_cast<const uint2*>(vector + 8 * s + lane % 4 * 2);
 #pragma unroll
         for (int n = 0; n < TILES; ++n) {
-            mma(s % 2 ? other[n] : acc[n], x.x, 0, x.y, 0, tiles[n].b[s][0], tiles[n].b[s][1]);
+            mma(s % CHAINS ? other[n] : acc[n], x.x, 0, x.y, 0, tiles[n].b[s][0], tiles[n].b[s][1]);
         }
     }
 #pragma unroll
-    for (int n = 0; n < TILES; ++n) acc[n][0] += other[n][0], acc[n][1] += other[n][1];
+    for (int n = 0; CHAINS > 1 && n < TILES; ++n) acc[n][0] += other[n][0], acc[n][1] += other[n][1];
 }
 
 // By every lane that has a row: the row's new sum of the residual stream, told to all blocks by pairs.
@@ -79,7 +80,7 @@ __device__ inline void tell(float value, int row, int first, uint64_t* copies, u
 
 // What is the same in all layers would be computed once, and kept in registers that the layers need.
 #define FORGET \
-    asm volatile("" : "+r"(lane), "+r"(warp), "+r"(thread), "+l"(own_words), "+l"(copies));
+    asm volatile("" : "+r"(lane), "+r"(warp), "+r"(thread)::"memory");
 
 }  // namespace
 
@@ -99,49 +100,41 @@ moe_decoder_layers(const int32_t* counts, const void* table, const float* x, flo
                       shared_address(barriers + 2 * STATIC_STAGES + EXPERT_STAGES)};
     const uint32_t attended = shared_address(barriers + 2 * STATIC_STAGES + 2 * EXPERT_STAGES);
     if (thread == 0) {
+        shared.own = owned();
         barrier_init(attended, WARPS);
         fixed.begin();
         chosen.begin();
     }
     __syncthreads();
-    const Owned own = owned();
     uint64_t* const qkv_words = words + AT_QKV;
     uint64_t* copies = words + AT_COPIES;
     const uint64_t* own_words = copies + static_cast<int64_t>(blockIdx.x % COPIES) * COPY_WORDS;
     if (warp >= WARPS) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-        if (warp == FOR_ALL) copy_for_all(fixed, all, layers, own, lane);
-        if (warp == FOR_EXPERTS) copy_experts(chosen, all, layers, own, attended, own_words, words, lane);
+        if (warp == FOR_ALL) copy_for_all(fixed, all, layers, owned(), lane);
+        if (warp == FOR_EXPERTS) copy_experts(chosen, all, layers, owned(), attended, own_words, words, lane);
         return;
     }
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
     wait_for_predecessor();
     uint32_t flag = *reinterpret_cast<const volatile uint32_t*>(words);
     const bool live = counts[ATLAS_TOKENS] > 0;  // else nothing is written that anybody reads
     const int32_t* slot = slots + static_cast<int64_t>(row_slot[0]) * slot_stride;
-    const int known = slot[ATLAS_POSITION], splits = splits_of(known), split = blockIdx.x / KV_HEADS;
-    const bool attends = split < splits;
-    const int each = ((known + splits - 1) / splits + TOKENS - 1) / TOKENS * TOKENS, begin = min(known, split * each);
-    const Attention attention{shared.attention, expert_stages, slot + table_offset, page_tokens,
-                              static_cast<int>(blockIdx.x % KV_HEADS), known, begin, min(known, begin + each),
-                              live && split == splits - 1};
-    const int first_token = begin + warp * TOKENS;
-    const int64_t first_element = attends && first_token < attention.end ? attention.element(first_token) : 0;
-    if (attends) {
-        if (thread < PAIRS) {
-            float2& turn = shared.attention.turn[thread];
-            rotation(known, inv_freq[thread], rope_scale, turn.x, turn.y);
-        }
-        attention.fetch(first_token, first_element, all[0].cache, warp, lane);
+    if (thread == 0) {
+        shared.attention.pages = slot + table_offset;
+        shared.own_copy = static_cast<int>(own_words - words);
     }
-    // Of warp 0, lane r: the residual stream at row r of the block's.
-    float residual = lane < own.wide.count ? x[own.wide.first + lane] : 0.0f;
-    sync_consumers();
+    const Attention attention{shared.attention, expert_stages, page_tokens};
+    if (thread < PAIRS) {
+        float2& turn = shared.attention.turn[thread];
+        rotation(slot[ATLAS_POSITION], inv_freq[thread], rope_scale, turn.x, turn.y);
+    }
+    attention.prepare(slot[ATLAS_POSITION], live, thread);
+    if (attention.takes_part()) attention.fetch_first(all[0].cache, warp, lane);
+    if (warp == 0 && lane < shared.own.wide.count) shared.residual[lane] = x[shared.own.wide.first + lane];
 
 #pragma unroll 1
     for (int i = 0; i < layers; ++i) {
         ++flag;
-        uint32_t *const vector = shared.vector[warp], *const plain = shared.plain[warp];
+        uint32_t *const vector = shared.vector[warp], *const plain = vector + HIDDEN_CHUNK / 2;
         float(&sums)[SUM_ROWS] = shared.sums[warp];
         FORGET
         {
@@ -154,11 +147,13 @@ moe_decoder_layers(const int32_t* counts, const void* table, const float* x, flo
             }
             fixed.release(1, lane);
             Tile<HIDDEN_CHUNK / 16> ahead[QKV_AHEAD];
+            auto load = [&] {
 #pragma unroll
-            for (int n = 0; n < QKV_AHEAD; ++n) {
-                ahead[n].load(fixed.row<HIDDEN>(lane % 8) + 2 * warp * HIDDEN_CHUNK, lane);
-                fixed.release(4, lane);
-            }
+                for (int n = 0; n < QKV_AHEAD; ++n) {
+                    ahead[n].load(fixed.row<HIDDEN>(lane % 8) + 2 * warp * HIDDEN_CHUNK, lane);
+                    fixed.release(4, lane);
+                }
+            };
             auto take = [&](int j, float first, float second) {
                 const int at = fragment_place(j / 2 * 2 * WARP + 2 * lane + j % 2);
                 plain[at] = pack(first, second);
@@ -167,14 +162,16 @@ moe_decoder_layers(const int32_t* counts, const void* table, const float* x, flo
             };
             const int chunk = warp * (HIDDEN_CHUNK / 2) + 2 * lane;
             if (i == 0) {
+                load();
 #pragma unroll
                 for (int j = 0; j < EACH; ++j) {
                     const float* from = x + 2 * (chunk + j / 2 * 2 * WARP + j % 2);
                     take(j, from[0], from[1]);
                 }
             } else {
-                receive<true, EACH>(flag - 1, [&](int j) { return own_words + AT_HIDDEN + chunk + j * 2 * WARP; },
-                                    [&](int j, uint64_t word) { take(j, first_number(word), second_number(word)); });
+                receive<true, EACH>(
+                    flag - 1, [&](int j) { return words + shared.own_copy + AT_HIDDEN + chunk + j * 2 * WARP; }, load,
+                    [&](int j, uint64_t word) { take(j, first_number(word), second_number(word)); });
             }
             __syncwarp();
             float acc[QKV_AHEAD][4] = {}, square[4] = {};
@@ -188,8 +185,8 @@ moe_decoder_layers(const int32_t* counts, const void* table, const float* x, flo
             }
             if (lane == 0) shared.squares[warp] = square[0];
 #pragma unroll 1
-            for (int n = QKV_AHEAD; 8 * n < own.qkv.count; ++n) {
-                const int rows = min(8, own.qkv.count - 8 * n);
+            for (int n = QKV_AHEAD; 8 * n < shared.own.qkv.count; ++n) {
+                const int rows = min(8, shared.own.qkv.count - 8 * n);
                 Tile<HIDDEN_CHUNK / 16> tile[1];
                 tile[0].load(fixed.row<HIDDEN>(min(lane % 8, rows - 1)) + 2 * warp * HIDDEN_CHUNK, lane);
                 fixed.release((rows + 1) / 2, lane);
@@ -203,34 +200,25 @@ moe_decoder_layers(const int32_t* counts, const void* table, const float* x, flo
                 for (int w = 0; w < WARPS; ++w) all_squares += shared.squares[w];
                 const float by = rsqrtf(all_squares * (1.0f / HIDDEN) + eps);
 #pragma unroll 1
-                for (int r = lane; r < own.qkv.count; r += WARP) {
-                    send(qkv_words + own.qkv.first + r, __float_as_uint(sum_of(shared.sums, r) * by), flag);
+                for (int r = lane; r < shared.own.qkv.count; r += WARP) {
+                    send(qkv_words + shared.own.qkv.first + r, __float_as_uint(sum_of(shared.sums, r) * by), flag);
                 }
             }
         }
         FORGET
-        if (attends) {
+        if (attention.takes_part()) {
             uint16_t* const cache = all[i].cache;
             const HeadNorms norms{all[i].q_norm, all[i].k_norm, head_eps};
             attention.receive(qkv_words, flag, norms, cache, scale * LOG2E, warp, lane);
             sync_consumers();
             attention.attend(cache, thread, warp, lane, [&](int e, uint32_t bits, float top, float total) {
-                const int group = split * KV_HEADS + attention.kv_head;
+                const int group = blockIdx.x;  // split by split
                 send(words + AT_PARTS + group * GROUP_PAIRS + e, bits, flag);
                 if (e % PAIRS < 2) {
                     send(words + AT_TOPS + 2 * (group * GROUP + e / PAIRS) + e % PAIRS,
                          __float_as_uint(e % PAIRS == 0 ? top : total), flag);
                 }
             });
-            const int until = GROUP_PAIRS * (split + 1) / splits;
-#pragma unroll 1
-            for (int e = GROUP_PAIRS * split / splits + thread; e < until; e += CONSUMERS) {
-                const int pair = attention.kv_head * GROUP_PAIRS + e;
-                const uint32_t bits = join<Q_HEADS * PAIRS, 2 * Q_HEADS>(
-                    words + AT_PARTS + pair, words + AT_TOPS + 2 * (pair / PAIRS), flag, splits);
-#pragma unroll
-                for (int c = 0; c < COPIES; ++c) send(copies + c * COPY_WORDS + AT_ATTENDED + pair, bits, flag);
-            }
             publish_shared();  // the copies of experts come behind what was written here
         }
         __syncwarp();
@@ -239,26 +227,53 @@ moe_decoder_layers(const int32_t* counts, const void* table, const float* x, flo
         {
             constexpr int STEPS = HEADS_CHUNK / 16;
             Tile<STEPS> ahead[WIDE_TILES];
+            uint32_t row = fixed.row<Q_WIDTH>(lane % 8) + 2 * warp * HEADS_CHUNK;
+            reinterpret_cast<Tile<STEPS / 2>&>(ahead[0].b[0]).load(row, lane);  // while parts are on their way
+            if (attention.takes_part()) {
+                const int splits = shared.attention.splits, split = Attention::split();
+                const int until = GROUP_PAIRS * (split + 1) / splits;
+#pragma unroll 1
+                for (int e = GROUP_PAIRS * split / splits + thread; e < until; e += CONSUMERS) {
+                    const int pair = Attention::kv_head() * GROUP_PAIRS + e;
+                    const uint32_t bits = join<Q_HEADS * PAIRS, 2 * Q_HEADS>(
+                        words + AT_PARTS + pair, words + AT_TOPS + 2 * (pair / PAIRS), flag, splits);
 #pragma unroll
-            for (int n = 0; n < WIDE_TILES; ++n) {
-                const int rows = min(8, own.wide.count - 8 * n);
-                ahead[n].load(fixed.row<Q_WIDTH>(min(lane % 8, rows - 1)) + 2 * warp * HEADS_CHUNK, lane);
-                fixed.release(rows, lane);
+                    for (int c = 0; c < COPIES; ++c) send(copies + c * COPY_WORDS + AT_ATTENDED + pair, bits, flag);
+                }
             }
+            reinterpret_cast<Tile<STEPS / 2>&>(ahead[0].b[STEPS / 2]).load(row + HEADS_CHUNK, lane);
+            fixed.release(8, lane);
+            const int rows = shared.own.wide.count - 8;
+            ahead[1].load(fixed.row<Q_WIDTH>(min(lane % 8, rows - 1)) + 2 * warp * HEADS_CHUNK, lane);
+#pragma unroll
+            for (int k = 0; k < STASHED; ++k) {  // there are that many registers too few
+                const uint32_t(&one)[2] = ahead[1].b[STEPS - 2 - 2 * k], (&two)[2] = ahead[1].b[STEPS - 1 - 2 * k];
+                shared.stash[k][thread] = make_uint4(one[0], one[1], two[0], two[1]);
+            }
+            fixed.release(rows, lane);
             receive<false, HEADS_CHUNK / 2 / WARP>(
                 flag,
-                [&](int j) { return own_words + AT_ATTENDED + warp * (HEADS_CHUNK / 2) + 2 * lane + j * 2 * WARP; },
+                [&](int j) {
+                    return words + shared.own_copy + AT_ATTENDED + warp * (HEADS_CHUNK / 2) + 2 * lane + j * 2 * WARP;
+                },
+                [] {},
                 [&](int j, uint64_t word) {
                     vector[fragment_place(j / 2 * 2 * WARP + 2 * lane + j % 2)] = static_cast<uint32_t>(word);
                 });
             __syncwarp();
+#pragma unroll
+            for (int k = 0; k < STASHED; ++k) {
+                const uint4 four = shared.stash[k][thread];
+                uint32_t(&one)[2] = ahead[1].b[STEPS - 2 - 2 * k], (&two)[2] = ahead[1].b[STEPS - 1 - 2 * k];
+                one[0] = four.x, one[1] = four.y, two[0] = four.z, two[1] = four.w;
+            }
             float acc[WIDE_TILES][4] = {};
             multiply(ahead, acc, vector, lane);
 #pragma unroll
             for (int n = 0; n < WIDE_TILES; ++n) keep(sums, 8 * n, acc[n], lane);
-            if (gathered(warp, 3) && lane < own.wide.count) {
-                residual += sum_of(shared.sums, lane);
-                tell(residual, lane, own.wide.first, copies + AT_MIDDLE, flag);
+            if (gathered(warp, 3) && lane < shared.own.wide.count) {
+                const float residual = shared.residual[lane] += sum_of(shared.sums, lane);
+                tell(residual, lane, shared.own.wide.first, copies + AT_MIDDLE, flag);
             }
         }
         FORGET
@@ -266,18 +281,23 @@ moe_decoder_layers(const int32_t* counts, const void* table, const float* x, flo
         {
             uint32_t norm[EACH], router[EACH];
             const uint32_t at = 2 * (warp * HIDDEN_CHUNK + 4 * lane);
-            const uint32_t norm_row = fixed.row<HIDDEN>(0) + at, router_row = fixed.row<HIDDEN>(1) + at;
-#pragma unroll
-            for (int j = 0; j < EACH; j += 2) {
-                asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];"
-                             : "=r"(norm[j]), "=r"(norm[j + 1]) : "r"(norm_row + 4 * WARP * j) : "memory");
-                asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];"
-                             : "=r"(router[j]), "=r"(router[j + 1]) : "r"(router_row + 4 * WARP * j) : "memory");
-            }
-            fixed.release(1, lane);
             float logit = 0.0f, squares = 0.0f;
             receive<true, EACH>(
-                flag, [&](int j) { return own_words + AT_MIDDLE + warp * (HIDDEN_CHUNK / 2) + 2 * lane + j * 2 * WARP; },
+                flag,
+                [&](int j) {
+                    return words + shared.own_copy + AT_MIDDLE + warp * (HIDDEN_CHUNK / 2) + 2 * lane + j * 2 * WARP;
+                },
+                [&] {
+                    const uint32_t norm_row = fixed.row<HIDDEN>(0) + at, router_row = fixed.row<HIDDEN>(1) + at;
+#pragma unroll
+                    for (int j = 0; j < EACH; j += 2) {
+                        asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];"
+                                     : "=r"(norm[j]), "=r"(norm[j + 1]) : "r"(norm_row + 4 * WARP * j) : "memory");
+                        asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];"
+                                     : "=r"(router[j]), "=r"(router[j + 1]) : "r"(router_row + 4 * WARP * j) : "memory");
+                    }
+                    fixed.release(1, lane);
+                },
                 [&](int j, uint64_t word) {
                     float first = first_number(word), second = second_number(word);
                     squares = fmaf(first, first, fmaf(second, second, squares));
@@ -299,16 +319,16 @@ moe_decoder_layers(const int32_t* counts, const void* table, const float* x, flo
                     squares += part.y;
                 }
                 by = rsqrtf(squares * (1.0f / HIDDEN) + eps);
-                if (lane < COPIES && own.router.count > 0) {
-                    send(copies + lane * COPY_WORDS + AT_LOGITS + own.router.first, __float_as_uint(logit * by), flag);
+                if (lane < COPIES && shared.own.router.count > 0) {
+                    send(copies + lane * COPY_WORDS + AT_LOGITS + shared.own.router.first, __float_as_uint(logit * by), flag);
                 }
             }
         }
         FORGET
         float weight = 0.0f;  // of warp 0, lane c: that of choice c
-        if (warp == 0) weight = Choice(own_words + AT_LOGITS, flag, lane).weight(normalise, route_scale, lane);
+        if (warp == 0) weight = Choice(words + shared.own_copy + AT_LOGITS, flag, lane).weight(normalise, route_scale, lane);
         {
-            const int rows = 4 * own.inner.count;
+            const int rows = 4 * shared.own.inner.count;
             int released = 0;
 #pragma unroll 1
             for (int first = 0; first < rows; first += 8) {
@@ -324,7 +344,7 @@ moe_decoder_layers(const int32_t* counts, const void* table, const float* x, flo
                 keep(sums, first, acc[0], lane);
             }
             if (gathered(warp, 5)) {
-                const int word = min(lane, own.inner.count - 1);
+                const int word = min(lane, shared.own.inner.count - 1);
                 float row[4] = {};
 #pragma unroll
                 for (int w = 0; w < WARPS; ++w) {
@@ -333,13 +353,13 @@ moe_decoder_layers(const int32_t* counts, const void* table, const float* x, flo
                 }
 #pragma unroll
                 for (int r = 0; r < 4; ++r) row[r] *= by;
-                const float part = __shfl_sync(~0u, weight, (own.inner.first + word) / (INNER / 2));
+                const float part = __shfl_sync(~0u, weight, (shared.own.inner.first + word) / (INNER / 2));
                 const uint32_t bits = pack(__fdividef(row[0], 1.0f + __expf(-row[0])) * row[1] * part,
                                            __fdividef(row[2], 1.0f + __expf(-row[2])) * row[3] * part);
-                if (lane < own.inner.count) {
+                if (lane < shared.own.inner.count) {
 #pragma unroll
                     for (int c = 0; c < COPIES; ++c) {
-                        send(copies + c * COPY_WORDS + AT_INNER + own.inner.first + lane, bits, flag);
+                        send(copies + c * COPY_WORDS + AT_INNER + shared.own.inner.first + lane, bits, flag);
                     }
                 }
             }
@@ -351,7 +371,7 @@ moe_decoder_layers(const int32_t* counts, const void* table, const float* x, flo
             auto load = [&](Tile<STEPS> (&tiles)[WIDE_TILES]) {
 #pragma unroll
                 for (int n = 0; n < WIDE_TILES; ++n) {
-                    const int rows = min(8, own.wide.count - 8 * n);
+                    const int rows = min(8, shared.own.wide.count - 8 * n);
                     tiles[n].load(chosen.row<INNER>(min(lane % 8, rows - 1)) + 2 * warp * INNER_CHUNK, lane);
                     chosen.release(1, lane);
                 }
@@ -362,8 +382,9 @@ moe_decoder_layers(const int32_t* counts, const void* table, const float* x, flo
                 flag,
                 [&](int j) {
                     const int at = 2 * lane + j * 2 * WARP;  // of the warp's chunks, expert after expert
-                    return own_words + AT_INNER + at / WORDS * (INNER / 2) + warp * WORDS + at % WORDS;
+                    return words + shared.own_copy + AT_INNER + at / WORDS * (INNER / 2) + warp * WORDS + at % WORDS;
                 },
+                [] {},
                 [&](int j, uint64_t word) {
                     vector[fragment_place(j / 2 * 2 * WARP + 2 * lane + j % 2)] = static_cast<uint32_t>(word);
                 });
@@ -380,13 +401,13 @@ moe_decoder_layers(const int32_t* counts, const void* table, const float* x, flo
 #pragma unroll
             for (int n = 0; n < WIDE_TILES; ++n) keep(sums, 8 * n, acc[n], lane);
             sync_consumers();
-            if (warp == 0 && lane < own.wide.count) {
-                residual += sum_of(shared.sums, lane);
-                tell(residual, lane, own.wide.first, copies + AT_HIDDEN, flag);
+            if (warp == 0 && lane < shared.own.wide.count) {
+                const float residual = shared.residual[lane] += sum_of(shared.sums, lane);
+                tell(residual, lane, shared.own.wide.first, copies + AT_HIDDEN, flag);
             }
-            if (attends && i + 1 < layers) attention.fetch(first_token, first_element, all[i + 1].cache, warp, lane);
+            if (attention.takes_part() && i + 1 < layers) attention.fetch_first(all[i + 1].cache, warp, lane);
         }
     }
-    if (warp == 0 && lane < own.wide.count) y[own.wide.first + lane] = residual;
+    if (warp == 0 && lane < shared.own.wide.count) y[shared.own.wide.first + lane] = shared.residual[lane];
     if (blockIdx.x == 0 && thread == 0) *reinterpret_cast<volatile uint32_t*>(words) = flag;
 }

@@ -5,7 +5,7 @@
 
 namespace atlas {
 
-// Two warpgroups multiply, of a third two warps copy and leave it most of their registers.
+// Two warpgroups multiply, of a third two warps copy.
 constexpr int THREADS = CONSUMERS + 4 * WARP, FOR_ALL = WARPS, FOR_EXPERTS = WARPS + 1;
 constexpr int BLOCKS = 132;  // the fewest
 constexpr int QKV_ROWS = Q_WIDTH + 2 * KV_WIDTH, INNER_WORDS = CHOSEN * INNER / 2;
@@ -14,6 +14,9 @@ constexpr int most(int a, int b) { return a > b ? a : b; }
 // Tiles of eight rows that a block may have, and how many of them wait for the vector in registers.
 constexpr int QKV_TILES = (of_block(QKV_ROWS) + 7) / 8, QKV_AHEAD = 3, WIDE_TILES = (2 * of_block(HIDDEN / 2) + 7) / 8;
 constexpr int INNER_TILES = (4 * of_block(INNER_WORDS) + 7) / 8, DOWN_AHEAD = 4;
+constexpr int STASHED = WIDE_RANGE ? 2 : 4;  // times four registers that there are too few
+// Stages of what is not needed soon that are under way at once: words of blocks wait behind what memory was asked for.
+constexpr int PACE = 2;
 constexpr int SUM_ROWS = 8 * most(QKV_TILES, most(WIDE_TILES, INNER_TILES));
 constexpr int HIDDEN_CHUNK = HIDDEN / WARPS, HEADS_CHUNK = Q_WIDTH / WARPS, INNER_CHUNK = INNER / WARPS;
 constexpr int EACH = HIDDEN_CHUNK / 2 / WARP;  // pairs of a lane
@@ -35,14 +38,25 @@ constexpr int AT_HIDDEN = 0, AT_ATTENDED = AT_HIDDEN + HIDDEN / 2, AT_MIDDLE = A
 constexpr int AT_LOGITS = AT_MIDDLE + HIDDEN / 2, AT_INNER = AT_LOGITS + EXPERTS, COPY_WORDS = AT_INNER + INNER_WORDS;
 
 // Stages of two rows [HIDDEN] or one [Q_WIDTH]; of three rows [HIDDEN] or eight [INNER].
-constexpr int STATIC_BYTES = 2 * HEADS_CHUNK * WARPS + 144, EXPERT_BYTES = 8 * (2 * INNER + 16) + 48, EXPERT_STAGES = 8;
+constexpr int STATIC_BYTES = 2 * HEADS_CHUNK * WARPS + 144, EXPERT_BYTES = 8 * (2 * INNER + 16) + 48, EXPERT_STAGES = 7;
 static_assert(STATIC_BYTES % 128 == 16 && EXPERT_BYTES % 128 == 48);
+
+// The block's rows: of q, k, v one behind the other, of matrices [HIDDEN, .], of the router; its words of inner values,
+// two each.
+struct Owned {
+    Span qkv, wide, router, inner;
+};
 
 struct Shared {
     AttentionRoom attention;
-    // A warp's chunk of what is multiplied, as fragments, and of the hidden vector as it is.
-    uint32_t vector[WARPS][CHOSEN * INNER_CHUNK / 2], plain[WARPS][HIDDEN_CHUNK / 2];
-    float sums[WARPS][SUM_ROWS], squares[WARPS];
+    Owned own;
+    int own_copy;  // where the words lie that it reads
+    float residual[8 * WIDE_TILES];  // the stream at the block's rows
+    // A warp's chunk of what is multiplied, as fragments; behind that of the hidden vector, the same as it is.
+    __align__(16) uint32_t vector[WARPS][CHOSEN * INNER_CHUNK / 2];
+    uint4 stash[STASHED][CONSUMERS];  // of what waits for a vector
+    __align__(16) float sums[WARPS][SUM_ROWS];
+    float squares[WARPS];
     float2 middle[WARPS];  // parts of a logit and of a sum of squares
 };
 constexpr int ROOM = 226 * 1024 - 128 - static_cast<int>(sizeof(Shared)) - EXPERT_STAGES * EXPERT_BYTES;
@@ -53,30 +67,31 @@ using ExpertRing = WeightRing<EXPERT_STAGES, EXPERT_BYTES, WARPS>;
 static_assert(StaticRing::ROWS<HIDDEN> == 2 && StaticRing::ROWS<Q_WIDTH> == 1);
 static_assert(ExpertRing::ROWS<HIDDEN> == 3 && ExpertRing::ROWS<INNER> == 8);
 
-// The block's rows: of q, k, v one behind the other, of matrices [HIDDEN, .], of the router; its words of inner values,
-// two each.
-struct Owned {
-    Span qkv, wide, router, inner;
-};
 __device__ inline Owned owned() {
     const Span wide = span(HIDDEN / 2);
     return {span(QKV_ROWS), {2 * wide.first, 2 * wide.count}, span(EXPERTS), span(INNER_WORDS)};
 }
 
-// Words of a warp's chunk of a vector, EACH * WARP of them, when all are fresh. take(i, word i * WARP + lane).
-template <bool PAIRED, int EACH_LANE, class Where, class Take>
-__device__ inline void receive(uint32_t flag, Where where, Take take) {
+// A lane's EACH_LANE words of a vector when all are fresh, two each from where(i): take(j, word j). The first look is on
+// its way while meanwhile() runs.
+template <bool PAIRED, int EACH_LANE, class Where, class Meanwhile, class Take>
+__device__ inline void receive(uint32_t flag, Where where, Meanwhile meanwhile, Take take) {
     uint64_t word[EACH_LANE];
-    bool all;
-    int turns = 0;
-    do {
-        all = true;
+    auto look_at_all = [&] {
 #pragma unroll
         for (int i = 0; i < EACH_LANE; i += 2) look2(where(i / 2), word[i], word[i + 1]);
+    };
+    look_at_all();
+    meanwhile();
+    int turns = 0;
+    while (true) {
+        bool all = true;
 #pragma unroll
         for (int i = 0; i < EACH_LANE; ++i) all = all && (PAIRED ? fresh_pair(word[i], flag) : fresh(word[i], flag));
+        if (all) break;
         lose_patience(turns);
-    } while (!all);
+        look_at_all();
+    }
 #pragma unroll
     for (int i = 0; i < EACH_LANE; ++i) take(i, word[i]);
 }
@@ -86,13 +101,16 @@ __device__ inline void copy_for_all(StaticRing& ring, const Layer* all, int laye
     for (int i = 0; i < layers; ++i) {
         const Layer layer = all[i];
         ring.fill<HIDDEN>(1, lane, [&](int) { return layer.input_norm; });
-        ring.fill<HIDDEN>(own.qkv.count, lane, [&](int j) {
+        auto qkv_row = [&](int j) {
             const int row = own.qkv.first + j;
             if (row < Q_WIDTH) return layer.q + static_cast<int64_t>(row) * HIDDEN;
             if (row < Q_WIDTH + KV_WIDTH) return layer.k + static_cast<int64_t>(row - Q_WIDTH) * HIDDEN;
             return layer.v + static_cast<int64_t>(row - Q_WIDTH - KV_WIDTH) * HIDDEN;
-        });
-        ring.fill<Q_WIDTH>(own.wide.count, lane, [&](int j) {
+        };
+        constexpr int AHEAD = 8 * QKV_AHEAD;
+        ring.fill<HIDDEN, false, PACE>(AHEAD, lane, qkv_row);
+        ring.fill<HIDDEN>(own.qkv.count - AHEAD, lane, [&](int j) { return qkv_row(AHEAD + j); });
+        ring.fill<Q_WIDTH, false, PACE>(own.wide.count, lane, [&](int j) {
             return layer.output + static_cast<int64_t>(own.wide.first + j) * Q_WIDTH;
         });
         ring.fill<HIDDEN>(1 + own.router.count, lane, [&](int j) {
@@ -101,32 +119,30 @@ __device__ inline void copy_for_all(StaticRing& ring, const Layer* all, int laye
     }
 }
 
-// By a whole warp: the best of all logits, lane c having expert c of them and its logit; of equal ones the first counts.
-// A lane has looked at four logits.
+// By a whole warp: the best of all logits, lane c having expert c of them and its logit; of those alike in 16 bits of
+// fraction the first counts. A lane has looked at four logits.
 struct Choice {
     int expert = 0;
     float logit = 0.0f, logits[4];
 
     __device__ Choice(const uint64_t* words, uint32_t flag, int lane) {
-        uint32_t key[4];
-        receive<false, 4>(flag, [&](int i) { return words + 4 * lane + 2 * i; }, [&](int i, uint64_t word) {
-            logits[i] = number(word) + 0.0f;  // one zero
-            const uint32_t bits = __float_as_uint(logits[i]);
-            key[i] = bits >> 31 ? ~bits : bits | 1u << 31;
-        });
-#pragma unroll 1
+        uint32_t key[4];  // in the order of the logits, of which it has the first 25 bits; then the first expert is best
+        receive<false, 4>(
+            flag, [&](int i) { return words + 4 * lane + 2 * i; }, [] {},
+            [&](int i, uint64_t word) {
+                logits[i] = number(word) + 0.0f;  // one zero
+                const uint32_t bits = __float_as_uint(logits[i]);
+                key[i] = ((bits >> 31 ? ~bits : bits | 1u << 31) & ~(EXPERTS - 1u)) | (EXPERTS - 1 - (4 * lane + i));
+            });
+#pragma unroll
         for (int c = 0; c < CHOSEN; ++c) {
             const uint32_t best = __reduce_max_sync(~0u, max(max(key[0], key[1]), max(key[2], key[3])));
-            int mine = EXPERTS - 1;
 #pragma unroll
-            for (int i = 3; i >= 0; --i) mine = key[i] == best ? 4 * lane + i : mine;
-            const int found = static_cast<int>(__reduce_min_sync(~0u, static_cast<uint32_t>(mine)));
-            if (lane == c) {
-                expert = found;
-                logit = __uint_as_float(best >> 31 ? best & ~(1u << 31) : ~best);
-            }
-#pragma unroll
-            for (int i = 0; i < 4; ++i) key[i] = found == 4 * lane + i ? 0 : key[i];
+            for (int i = 0; i < 4; ++i) key[i] = key[i] == best ? 0 : key[i];
+            if (lane != c) continue;
+            expert = EXPERTS - 1 - (best & (EXPERTS - 1u));
+            const uint32_t bits = best & ~(EXPERTS - 1u);
+            logit = __uint_as_float(bits >> 31 ? bits & ~(1u << 31) : ~bits);
         }
     }
     __device__ float weight(bool normalise, float scale, int lane) const {
@@ -155,7 +171,7 @@ __device__ inline void copy_experts(ExpertRing& ring, const Layer* all, int laye
         barrier_wait(attended, i % 2);  // the ring's memory is attention's until then
         const Choice choice(own_words + AT_LOGITS, flag, lane);
         const int low = __shfl_sync(~0u, choice.expert, first / INNER), high = __shfl_sync(~0u, choice.expert, last / INNER);
-        ring.fill<HIDDEN>(4 * own.inner.count, lane, [&](int j) {
+        ring.fill<HIDDEN, true>(4 * own.inner.count, lane, [&](int j) {
             const int value = first + j / 2;
             const int64_t row = (value / INNER == first / INNER ? low : high) * static_cast<int64_t>(INNER) + value % INNER;
             return (j % 2 ? up : gate) + row * HIDDEN;
@@ -163,7 +179,7 @@ __device__ inline void copy_experts(ExpertRing& ring, const Layer* all, int laye
 #pragma unroll 1
         for (int c = 0; c < CHOSEN; ++c) {
             const int64_t row = __shfl_sync(~0u, choice.expert, c) * static_cast<int64_t>(HIDDEN) + own.wide.first;
-            ring.fill<INNER>(own.wide.count, lane, [&](int j) { return down + (row + j) * INNER; });
+            ring.fill<INNER, true>(own.wide.count, lane, [&](int j) { return down + (row + j) * INNER; });
         }
     }
 }

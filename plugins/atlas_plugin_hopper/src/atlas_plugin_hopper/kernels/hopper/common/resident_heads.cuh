@@ -8,17 +8,22 @@ namespace atlas {
 
 constexpr int GROUP = Q_HEADS / KV_HEADS, PAIRS = HEAD_DIM / 2, GROUP_PAIRS = GROUP * PAIRS;
 constexpr int Q_WIDTH = Q_HEADS * HEAD_DIM, KV_WIDTH = KV_HEADS * HEAD_DIM;
-constexpr int MAX_SPLITS = 33, AT_ONCE = 4;
+constexpr int MAX_SPLITS = 33, AT_ONCE = 8;
 constexpr int TOKENS = 16, PASS = WARPS * TOKENS;  // tokens of a warp, of a block at once
 constexpr int KEY_PITCH = 2 * HEAD_DIM + 16, KEY_TILE = TOKENS * KEY_PITCH;
-constexpr int TILES_BYTES = WARPS * 2 * KEY_TILE, SUMS_BYTES = WARPS * GROUP * HEAD_DIM * 4;
+constexpr int SUM_PITCH = HEAD_DIM + 8;  // so that the lanes of a half warp meet no bank twice
+constexpr int TILES_BYTES = WARPS * 2 * KEY_TILE, SUMS_BYTES = WARPS * GROUP * SUM_PITCH * 4;
 static_assert(GROUP == 8 && WARPS == 8 && PAIRS == 2 * WARP, "a warp normalises a query head, four elements a lane");
 
 struct AttentionRoom {
-    float key[HEAD_DIM], value[HEAD_DIM];
+    int64_t where, first[WARPS];     // the new token lies in a layer's pages, and a warp's first tile
+    const int32_t* pages;            // of the slot
+    int known, splits, begin, end;  // tokens before the new one, parts, this block's tokens
+    bool newest;                    // whether the new token is this block's
+    __align__(16) float key[HEAD_DIM], value[HEAD_DIM];
     float2 turn[PAIRS];  // sine and cosine of the new token's position
-    float top[GROUP][WARPS + 1], total[GROUP][WARPS], best[GROUP];
-    uint16_t query[GROUP][HEAD_DIM + 8];
+    float top[GROUP][WARPS + 1], total[GROUP][WARPS];
+    __align__(16) uint16_t query[GROUP][HEAD_DIM + 8];
 };
 
 // Parts into which the keys of `known` tokens are divided: one pass of a block each, as far as there are blocks.
@@ -32,23 +37,76 @@ struct HeadNorms {
     float eps;
 };
 
+// A head's words and weights: a lane has elements lane, lane + 32, ...
+struct Head {
+    const uint64_t* words;
+    const uint16_t* weights;
+
+    __device__ void ask(uint64_t (&word)[4]) const {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) word[j] = look(words + j * WARP);
+    }
+    __device__ void weigh(uint16_t (&weight)[4]) const {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) weight[j] = weights[j * WARP];
+    }
+    __device__ void await(uint64_t (&word)[4], uint32_t flag) const {
+        int turns = 0;
+        while (!(fresh(word[0], flag) && fresh(word[1], flag) && fresh(word[2], flag) && fresh(word[3], flag))) {
+            lose_patience(turns);
+#pragma unroll
+            for (int j = 0; j < 4; ++j) word[j] = look(words + j * WARP);
+        }
+    }
+};
+__device__ inline void normalised(float (&x)[4], const uint64_t (&word)[4], const uint16_t (&weight)[4], float eps) {
+    float squares = 0.0f;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+        x[j] = number(word[j]);
+        squares = fmaf(x[j], x[j], squares);
+    }
+    const float by = rsqrtf(warp_sum(squares) * (1.0f / HEAD_DIM) + eps);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) x[j] *= by * widen(weight[j]);
+}
+
 struct Attention {
     AttentionRoom& room;
     unsigned char* space;  // keys and values, then sums: TILES_BYTES, which somebody else uses between two layers
-    const int32_t* pages;  // of the slot
-    int page_tokens, kv_head, known, begin, end;
-    bool newest;  // whether the new token is this block's
+    int page_tokens;
 
+    __device__ static int split() { return blockIdx.x / KV_HEADS; }
+    __device__ static int kv_head() { return blockIdx.x % KV_HEADS; }
+    __device__ bool takes_part() const { return split() < room.splits; }
+
+    // By all consumers: what is the same in all layers.
+    __device__ void prepare(int known, bool live, int thread) const {
+        sync_consumers();  // pages are there
+        const int splits = splits_of(known), each = ((known + splits - 1) / splits + TOKENS - 1) / TOKENS * TOKENS;
+        const int begin = min(known, split() * each), end = min(known, begin + each), token = begin + thread * TOKENS;
+        if (thread == 0) {
+            room.known = known;
+            room.splits = splits;
+            room.begin = begin;
+            room.end = end;
+            room.newest = live && split() == splits - 1;
+            if (split() < splits) room.where = element(known);
+        }
+        if (thread < WARPS && split() < splits) room.first[thread] = token < end ? element(token) : 0;
+        sync_consumers();
+    }
     // Where a token of this key head lies in a layer's pages.
     __device__ int64_t element(int token) const {
-        const int64_t page = pages[token / page_tokens];
-        return page_element(page, 0, kv_head, token % page_tokens, KV_HEADS, page_tokens, HEAD_DIM);
+        const int64_t page = room.pages[token / page_tokens];
+        return page_element(page, 0, kv_head(), token % page_tokens, KV_HEADS, page_tokens, HEAD_DIM);
     }
     __device__ int64_t to_values() const { return static_cast<int64_t>(KV_HEADS) * page_tokens * HEAD_DIM; }
 
     // This warp's keys and values from `token` on, in the background; those that are not there become zeros. `at`: its
     // element(token).
     __device__ void fetch(int token, int64_t first, const uint16_t* cache, int warp, int lane) const {
+        const int end = room.end;
         if (token < end) {
             const uint16_t* from = cache + first;
             const uint32_t to = shared_address(space) + warp * 2 * KEY_TILE;
@@ -64,58 +122,52 @@ struct Attention {
         commit_copies();
     }
 
+    __device__ void rotated(float (&x)[4], int lane) const {
+#pragma unroll
+        for (int p = 0; p < 2; ++p) {
+            const float2 turn = room.turn[p * WARP + lane];
+            const float low = x[p], high = x[p + 2];
+            x[p] = low * turn.y - high * turn.x;
+            x[p + 2] = high * turn.y + low * turn.x;
+        }
+    }
+
+    __device__ void fetch_first(const uint16_t* cache, int warp, int lane) const {
+        fetch(room.begin + warp * TOKENS, room.first[warp], cache, warp, lane);
+    }
+
     // Queries of this key head, and where they are this block's the new key and value: a warp a head, normalised and
     // rotated; the last two are written to their page.
     __device__ void receive(const uint64_t* words, uint32_t flag, const HeadNorms& norms, uint16_t* cache, float scale,
                             int warp, int lane) const {
-#pragma unroll 1
-        for (int h = warp; h < GROUP + (newest ? 2 : 0); h += WARPS) {
-            const bool is_query = h < GROUP, is_value = h == GROUP + 1;
-            const uint16_t* weight = (is_query ? norms.q : norms.k) + lane;
-            const uint64_t* from = words + lane +
-                                   (is_query ? (kv_head * GROUP + h) * HEAD_DIM
-                                             : Q_WIDTH + (is_value ? KV_WIDTH : 0) + kv_head * HEAD_DIM);
-            float w[4], x[4];  // elements lane, lane + 32, ...
+        const Head query{words + (kv_head() * GROUP + warp) * HEAD_DIM + lane, norms.q + lane};
+        const bool is_key = warp == 0;  // or the value
+        const bool second = room.newest && warp < 2;
+        const Head newer{words + Q_WIDTH + (is_key ? 0 : KV_WIDTH) + kv_head() * HEAD_DIM + lane, norms.k + lane};
+        uint64_t word[4], new_word[4];
+        uint16_t weight[4];
+        query.ask(word);
+        query.weigh(weight);
+        if (second) newer.ask(new_word);
+        float x[4];
+        query.await(word, flag);
+        normalised(x, word, weight, norms.eps);
+        rotated(x, lane);
 #pragma unroll
-            for (int j = 0; j < 4; ++j) w[j] = widen(weight[j * WARP]);
-            uint64_t word[4];
-            int turns = 0;
-            bool all;
-            do {
-                all = true;
+        for (int j = 0; j < 4; ++j) room.query[warp][j * WARP + lane] = narrow(x[j] * scale);
+        if (!second) return;
+        newer.weigh(weight);
+        newer.await(new_word, flag);
+        if (is_key) {
+            normalised(x, new_word, weight, norms.eps);
+            rotated(x, lane);
+        }
+        uint16_t* page = cache + room.where + (is_key ? 0 : to_values()) + lane;
 #pragma unroll
-                for (int j = 0; j < 4; ++j) word[j] = look(from + j * WARP);
-#pragma unroll
-                for (int j = 0; j < 4; ++j) all = all && fresh(word[j], flag);
-                lose_patience(turns);
-            } while (!all);
-            float squares = 0.0f;
-#pragma unroll
-            for (int j = 0; j < 4; ++j) {
-                x[j] = number(word[j]);
-                squares = fmaf(x[j], x[j], squares);
-            }
-            squares = warp_sum(squares);
-            const float by = is_value ? 1.0f : rsqrtf(squares * (1.0f / HEAD_DIM) + norms.eps);
-#pragma unroll
-            for (int j = 0; j < 4; ++j) x[j] *= is_value ? 1.0f : by * w[j];
-#pragma unroll
-            for (int p = 0; p < 2; ++p) {
-                const float2 turn = is_value ? make_float2(0.0f, 1.0f) : room.turn[p * WARP + lane];
-                const float first = x[p] * turn.y - x[p + 2] * turn.x, second = x[p + 2] * turn.y + x[p] * turn.x;
-                const int at = p * WARP + lane;
-                if (is_query) {
-                    room.query[h][at] = narrow(first * scale);
-                    room.query[h][at + PAIRS] = narrow(second * scale);
-                    continue;
-                }
-                float* to = (is_value ? room.value : room.key) + at;
-                to[0] = first;
-                to[PAIRS] = second;
-                uint16_t* page = cache + element(known) + (is_value ? to_values() : 0) + at;
-                page[0] = narrow(first);
-                page[PAIRS] = narrow(second);
-            }
+        for (int j = 0; j < 4; ++j) {
+            if (!is_key) x[j] = number(new_word[j]);
+            (is_key ? room.key : room.value)[j * WARP + lane] = x[j];
+            page[j * WARP] = narrow(x[j]);
         }
     }
 
@@ -125,9 +177,10 @@ struct Attention {
         // Heads are rows g of products, g = lane / 4; a lane has tokens, and then elements, 2t and 2t + 1 of 8.
         const int g = lane / 4, t = lane % 4;
         const uint32_t keys = shared_address(space) + warp * 2 * KEY_TILE;
+        const int end = room.end;
         float top = -INFINITY, total = 0.0f, sum[HEAD_DIM / 8][4] = {};
 #pragma unroll 1
-        for (int token = begin + warp * TOKENS; token < end; token += PASS) {
+        for (int token = room.begin + warp * TOKENS; token < end; token += PASS) {
             const int next = token + PASS;
             const int64_t where = next < end ? element(next) : 0;
             wait_copies<0>();
@@ -179,7 +232,7 @@ struct Attention {
         total += __shfl_xor_sync(~0u, total, 1);
         total += __shfl_xor_sync(~0u, total, 2);
         if (t == 0) room.top[g][warp] = top;
-        if (newest) {  // a warp a head: the new key
+        if (room.newest) {  // a warp a head: the new key
             float score = 0.0f;
 #pragma unroll
             for (int d = lane; d < HEAD_DIM; d += WARP) score = fmaf(widen(room.query[warp][d]), room.key[d], score);
@@ -188,38 +241,39 @@ struct Attention {
         } else if (lane == 0) {
             room.top[warp][WARPS] = -INFINITY;
         }
+        if (t == 0) room.total[g][warp] = total;
         wait_copies<0>();
         sync_consumers();  // nobody needs keys and values any more: sums take their place
         float* const parts = reinterpret_cast<float*>(space);
-        float best = -INFINITY;
-#pragma unroll
-        for (int w = 0; w <= WARPS; ++w) best = fmaxf(best, room.top[g][w]);
-        const float factor = best == -INFINITY ? 0.0f : exp2f(top - best);
 #pragma unroll
         for (int n = 0; n < HEAD_DIM / 8; ++n) {
-            *reinterpret_cast<float2*>(parts + (warp * GROUP + g) * HEAD_DIM + 8 * n + 2 * t) =
-                make_float2(sum[n][0] * factor, sum[n][1] * factor);
+            *reinterpret_cast<float2*>(parts + (warp * GROUP + g) * SUM_PITCH + 8 * n + 2 * t) =
+                make_float2(sum[n][0], sum[n][1]);
         }
-        if (t == 0) room.total[g][warp] = total * factor;
-        if (warp == 0 && t == 0) room.best[g] = best;
         sync_consumers();
 #pragma unroll 1
         for (int e = thread; e < GROUP_PAIRS; e += CONSUMERS) {
             const int h = e / PAIRS, pair = e % PAIRS;
-            const float highest = room.best[h];
-            const float last = newest ? exp2f(room.top[h][WARPS] - highest) : 0.0f;
-            float sure = last, a = last * room.value[2 * pair], b = last * room.value[2 * pair + 1];
-            if (!newest) a = b = 0.0f;  // there is no value
+            float top_of[WARPS + 1], highest = -INFINITY;
+#pragma unroll
+            for (int w = 0; w <= WARPS; ++w) {
+                top_of[w] = room.top[h][w];
+                highest = fmaxf(highest, top_of[w]);
+            }
+            if (highest == -INFINITY) highest = 0.0f;  // a part without tokens
+            const float last = room.newest ? exp2f(top_of[WARPS] - highest) : 0.0f;
+            float sure = last, a = 0.0f, b = 0.0f;
+            if (room.newest) a = last * room.value[2 * pair], b = last * room.value[2 * pair + 1];
 #pragma unroll
             for (int w = 0; w < WARPS; ++w) {
-                sure += room.total[h][w];
-                const float2 part =
-                    *reinterpret_cast<const float2*>(parts + (w * GROUP + h) * HEAD_DIM + 2 * pair);
-                a += part.x;
-                b += part.y;
+                const float factor = exp2f(top_of[w] - highest);
+                const float2 part = *reinterpret_cast<const float2*>(parts + (w * GROUP + h) * SUM_PITCH + 2 * pair);
+                sure = fmaf(factor, room.total[h][w], sure);
+                a = fmaf(factor, part.x, a);
+                b = fmaf(factor, part.y, b);
             }
             const float by = sure > 0.0f ? __fdividef(1.0f, sure) : 0.0f;
-            send(e, pack(a * by, b * by), highest, sure);
+            send(e, pack(a * by, b * by), sure > 0.0f ? highest : -INFINITY, sure);
         }
     }
 };

@@ -11,6 +11,12 @@ __device__ inline void copy_bulk(uint32_t to, const void* from, int bytes, uint3
     asm volatile("cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
                  ::"r"(to), "l"(from), "r"(bytes), "r"(barrier) : "memory");
 }
+// The same of what is not read again soon, so that the L2 cache rather keeps other things.
+__device__ inline void copy_bulk_once(uint32_t to, const void* from, int bytes, uint32_t barrier) {
+    asm volatile("{ .reg .b64 p; createpolicy.fractional.L2::evict_first.b64 p, 1.0; "
+                 "cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], p; }"
+                 ::"r"(to), "l"(from), "r"(bytes), "r"(barrier) : "memory");
+}
 
 // STAGES of BYTES each, read by READERS warps. A group of rows [K] begins at a stage of its own. BYTES and PAD are chosen
 // so that ldmatrix finds eight rows behind one another in different banks: their addresses differ by 16 bytes or more,
@@ -60,17 +66,24 @@ struct WeightRing {
         advance(count);
     }
     // By the warp that copies: so many rows, the addresses of which address(j) gives.
-    template <int K, class Address>
+    // With fewer than STAGES under way the memory has time for others.
+    template <int K, bool ONCE = false, int UNDER_WAY = STAGES, class Address>
     __device__ void fill(int rows, int lane, Address address) {
         static_assert(ROWS<K> >= 1 && ROWS<K> <= WARP, "a lane copies a row");
 #pragma unroll 1
         for (int first = 0; first < rows; first += ROWS<K>) {
             const int count = min(ROWS<K>, rows - first);
             barrier_wait(empty + 8 * slot, parity ^ 1);
+            if (UNDER_WAY < STAGES) {
+                const int before = slot - UNDER_WAY;
+                barrier_wait(full + 8 * (before < 0 ? before + STAGES : before), before < 0 ? parity ^ 1 : parity);
+            }
             if (lane == 0) barrier_expect(full + 8 * slot, count * 2 * K);
             __syncwarp();
             if (lane < count) {
-                copy_bulk(stages + slot * BYTES + lane * PITCH<K>, address(first + lane), 2 * K, full + 8 * slot);
+                const uint32_t to = stages + slot * BYTES + lane * PITCH<K>;
+                if (ONCE) copy_bulk_once(to, address(first + lane), 2 * K, full + 8 * slot);
+                else copy_bulk(to, address(first + lane), 2 * K, full + 8 * slot);
             }
             advance(1);
         }
