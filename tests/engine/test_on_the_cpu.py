@@ -9,6 +9,7 @@ import pytest
 from test_loop import Session
 
 from atlas_core.assembly.engine import Ledger, build
+from atlas_core.assembly.machine import Machine
 from atlas_core.engine.loop import Engine
 from atlas_core.plugins import discover
 from atlas_core.scheduler.scheduler import Scheduler
@@ -130,3 +131,12 @@ def test_forbidden_and_favoured_tokens(built):
     assert 9 not in tokens
     assert len(tokens) >= 30
     assert not set(tokens[:29]) & set(built.model.spec.eos_token_ids)
+
+
+def test_a_device_with_other_processors_than_declared_is_planned_anew(monkeypatch):
+    monkeypatch.setattr(Machine, "processors", 1000)
+    settings = read_settings({"model": str(TINY / "llama"), "hardware": "cpu", "threads": "1", "max_seq_len": "64"}, {})
+    result = build(settings, discover(), Ledger(lambda progress: None))
+    result.close()
+    steps = [step for bucket in result.plan.buckets for part in bucket.segments for step in part.steps]
+    assert {step.need.processors for step in steps} == {1}

@@ -91,20 +91,26 @@ class Checking(NullBackend):
 def planned(request, tmp_path_factory):
     """(model, hardware, plan, backend) for up to 64 sequences. No weights, no device, no compiler."""
     model, hardware = request.param
-    folder = tmp_path_factory.mktemp("model")
+    return model, hardware, *plan_of(model, hardware, tmp_path_factory.mktemp("model"))
+
+
+def plan_of(model, hardware, folder, processors=None):
+    """The plan, of a device with other ``processors`` than its kind has if so asked, and a backend for it."""
     (folder / "config.json").write_text(json.dumps(MODELS[model]))
     flags = {"model": str(folder), "hardware": hardware, "load_format": "dummy", "max_batch_size": "64"}
     settings, registry = read_settings(flags, {}), discover()
-    arch, processors, limits = MACHINES[hardware]
+    arch, usual, limits = MACHINES[hardware]
     machine = choose_machine(registry, hardware, arch)
+    assert machine.processors == usual
     opened = open_model(registry, settings, lambda done, total, note: None)
     params = {
         (unit.module, entry.name): entry.params for unit in machine.tree.units(hardware) for entry in unit.entries
     }
     try:
-        return model, hardware, make_plan(opened, machine, settings), Checking(params, processors, limits)
+        plan = make_plan(opened, machine, settings, processors)
     finally:
         opened.checkpoint.close()
+    return plan, Checking(params, processors or usual, limits)
 
 
 def bound(step, backend):
@@ -159,3 +165,16 @@ def test_experts_are_streamed_for_few_tokens_and_sorted_for_many(planned):
             continue  # all layers are one launch
         assert len(names) == 1
         assert ("streamed" in names.pop()) == (bucket.bucket.tokens <= 64)
+
+
+@pytest.mark.parametrize("model", ["qwen3-30b-a3b", "qwen3.5-35b-a3b"])
+def test_a_device_with_fewer_processors_gets_a_launch_for_each_part(model, tmp_path):
+    plan, backend = plan_of(model, "hopper", tmp_path, processors=114)
+    (steps,) = (
+        bucket.segments[0].steps for bucket in plan.buckets if bucket.bucket.tokens == bucket.bucket.max_query == 1
+    )
+    layers, period = MODELS[model]["num_hidden_layers"], LAYERS[model]
+    nodes = [node for layer in range(layers) for node in period[layer % len(period)]]
+    assert [step.need.op for step in steps[2 : 2 + len(nodes)]] == nodes
+    for step in steps:
+        assert bound(step, backend)

@@ -153,6 +153,9 @@ def build(settings: Settings, registry: Registry, ledger: Ledger, guessed: ReadA
             backend, library = open_backend(machine, model, plan.settings)
             undo.callback(backend.close)
             awake.close()
+            found = backend.facts().processors
+            if found != (machine.processors or found):
+                plan = make_plan(model, machine, settings, found)
             audit(plan, library)
         packed = partial(_packed, registry, library, model, plan.settings)
 

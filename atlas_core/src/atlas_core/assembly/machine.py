@@ -39,6 +39,11 @@ class Machine:
     candidates: tuple[Candidate, ...]
     archs: tuple[Candidate, ...]
 
+    @property
+    def processors(self) -> int | None:
+        """As many as its makers declare; a device may have another number."""
+        return next((found for each in self.chain if (found := each.manifest.sm_count) is not None), None)
+
 
 def kernel_tree(registry: Registry) -> tuple[KernelTree, Places]:
     """The union of every installed plugin's kernels."""

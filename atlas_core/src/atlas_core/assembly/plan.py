@@ -58,18 +58,19 @@ def settled(settings: Settings, machine: Machine) -> Settings:
     return settings
 
 
-def make_plan(model: Model, machine: Machine, settings: Settings) -> StepPlan:
-    """Record the model's step and cover it for every bucket.
+def make_plan(model: Model, machine: Machine, settings: Settings, processors: int | None = None) -> StepPlan:
+    """Record the model's step and cover it for every bucket. ``processors``: the device's, if it has others than the machine declares.
 
     Raises ResolveError for a node that nobody runs; it offers ``--transcode`` where that helps, with what it costs. Raises
     KernelError when kernels of the model's plugin are lost.
     """
+    processors = processors or machine.processors
     settings = _reusing(settled(settings, machine), model)
     machine.tree.require_roots(model.kernel_packages)
     try:
-        return _planned(model, machine, settings)
+        return _planned(model, machine, settings, processors)
     except ResolveError as error:
-        offers = list(_transcodings(model, machine, settings)) if settings.transcode == "none" else []
+        offers = list(_transcodings(model, machine, settings, processors)) if settings.transcode == "none" else []
         if not offers:
             raise
         raise ResolveError(error.what, error.why, f"pass {' or '.join(offers)}; or {error.cure}") from error
@@ -106,11 +107,11 @@ def _recurrent(model: Model) -> bool:
     return any(not cache.paged for cache in model.spec.caches)
 
 
-def _transcodings(model: Model, machine: Machine, settings: Settings) -> Iterator[str]:
+def _transcodings(model: Model, machine: Machine, settings: Settings, processors: int | None) -> Iterator[str]:
     """Values of ``--transcode`` with which there would be a plan, with the memory of the weights then and as stored."""
     for name in TRANSCODED:
         try:
-            plan = _planned(model, machine, replace(settings, transcode=name))
+            plan = _planned(model, machine, replace(settings, transcode=name), processors)
         except ResolveError:
             continue
         copies = {
@@ -129,7 +130,7 @@ def _shapes(model: Model, plan: StepPlan) -> dict[str, tuple[int, ...]]:
     return {model.store.alias(v.name): tuple(int(dim) for dim in v.shape) for v in plan.program.weights()}
 
 
-def _planned(model: Model, machine: Machine, settings: Settings) -> StepPlan:
+def _planned(model: Model, machine: Machine, settings: Settings, processors: int | None) -> StepPlan:
     max_seq_len = _max_seq_len(model, settings)
     pages = -(-max_seq_len // settings.block_size)
     slots = settings.max_batch_size
@@ -145,7 +146,9 @@ def _planned(model: Model, machine: Machine, settings: Settings) -> StepPlan:
         program = _counted(program, settings, embeds=model.pooling is not None)
     weights = model.storage(program.weights(), settings.transcode)
     patterns = tuple(Pattern.of(fused, PRIMITIVES) for fused in machine.fused)
-    context = Context(machine.arch, settings.numerics, layout.activation, weights, machine.implementations, patterns)
+    context = Context(
+        machine.arch, settings.numerics, layout.activation, weights, machine.implementations, patterns, processors
+    )
     choices = Choices()
     planner = Planner(program, context, choices)
     planned = []

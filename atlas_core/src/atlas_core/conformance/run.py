@@ -43,6 +43,11 @@ class Subject:
     models: Sequence[Recorded] = ()
     trials: MoreTrials = field(default_factory=dict)
 
+    @property
+    def processors(self) -> int:
+        """The device's."""
+        return self.backend.facts().processors
+
 
 @dataclass(frozen=True, slots=True)
 class Options:
@@ -154,7 +159,7 @@ def _asked(subject: Subject, implementation: OpImplementation, variant: Variant)
         )
     for one in chosen:
         try:
-            yield one, implementation.supports(one.need(subject.arch, subject.numerics))
+            yield one, implementation.supports(one.need(subject.arch, subject.numerics, subject.processors))
         except ValueError as error:
             yield one, Verdict.no(str(error))
 
@@ -199,7 +204,7 @@ def _tested(subject: Subject, implementation: OpImplementation, variant: Variant
         return _result(implementation, variant, "unsupported", ", ".join(verdict.reasons))
     try:
         with Execution(
-            subject.backend, implementation, variant, variant.need(subject.arch, subject.numerics)
+            subject.backend, implementation, variant, variant.need(subject.arch, subject.numerics, subject.processors)
         ) as execution:
             found = execution.verify()
     except DeviceError:
@@ -216,7 +221,9 @@ def _timed(
     clock: Callable[[], float] | None, replays: int,
 ) -> Timing:  # fmt: skip
     backend = subject.backend
-    with Execution(backend, implementation, variant, variant.need(subject.arch, subject.numerics)) as execution:
+    with Execution(
+        backend, implementation, variant, variant.need(subject.arch, subject.numerics, subject.processors)
+    ) as execution:
 
         def measured(times: int) -> float:
             """Microseconds of one replay, from ``times`` of them."""

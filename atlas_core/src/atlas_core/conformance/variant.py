@@ -47,13 +47,14 @@ class Variant:
         updates = max(first.updates, second.updates) + spare
         return Bucket(max(tokens, 1), max(sequences, 1), max(rows, 1), max(updates, 1), first.max_query)
 
-    def need(self, arch: str, numerics: str) -> OpNeed:
+    def need(self, arch: str, numerics: str, processors: int | None = None) -> OpNeed:
         """The need. Raises ValueError when a matrix has no whole number of its layout's blocks in a row."""
         bucket = self.bucket()
         operands = {operand.name: self._spec(operand, bucket) for operand in self.op.operands}
         need = OpNeed(
             self.op.name, operands, self.trial.first.attrs, arch, numerics,
             bucket.tokens, bucket.sequences, bucket.rows, bucket.max_query, activation=self.activation,
+            processors=processors,
         )  # fmt: skip
         return replace(need, kv=self.kv.name) if self.kv else need
 

@@ -37,6 +37,7 @@ class OpNeed:
     ``max_query`` is the longest query of a sequence in this bucket (1: pure decode). ``numerics`` is exact or fast.
     ``attrs`` are the node's constants; ``layer`` among them says where in a cache the node works, and is never a reason. ``kv`` names the cache layout already chosen for the node's group, if any.
     ``activation`` is the activation type, which values within a fused op have as well; None where nobody says.
+    ``processors`` are the device's, or those that HARDWARE.toml declares before there is one; None where nobody says.
     """
 
     op: str
@@ -50,6 +51,7 @@ class OpNeed:
     max_query: int
     kv: str | None = None
     activation: DType | None = None
+    processors: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

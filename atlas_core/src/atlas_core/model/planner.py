@@ -83,6 +83,7 @@ class Context:
     layouts: Mapping[str, StorageLayout]
     implementations: Sequence[OpImplementation]
     patterns: Sequence[Pattern]
+    processors: int | None = None
 
 
 def plan(program: Program, bucket: Bucket, context: Context, choices: Choices) -> tuple[PlannedSegment, ...]:
@@ -268,6 +269,7 @@ class Planner:
         need = OpNeed(
             node.op.name, operands, node.attrs, self._context.arch, self._context.numerics,
             bucket.tokens, bucket.sequences, bucket.rows, bucket.max_query, activation=self._context.activation,
+            processors=self._context.processors,
         )  # fmt: skip
         for name, value in node.operands.items():
             if value.kind == "cache":

@@ -149,6 +149,8 @@ class _Mixtures(Implementation):
         reasons = [*not_fast(need, self.element), *other_type(need, DType.F32, stream, "y")]
         if need.activation not in (None, self.element):
             reasons.append(f"it computes in {self.element.value}, not in {need.activation.value}")
+        if need.processors is not None and need.processors < LEAST_BLOCKS:
+            reasons.append(f"it wants {LEAST_BLOCKS} processors, and this machine has {need.processors}")
         if need.attrs["top_k"] != TOP_K:
             reasons.append(f"it chooses {TOP_K} experts, not {need.attrs['top_k']}")
         for name in (*_BEFORE, *_BEHIND) if self.layers else _BEHIND:
@@ -191,7 +193,7 @@ class _Mixtures(Implementation):
         if context.workers < LEAST_BLOCKS:
             raise KernelError(
                 f"{self.name} wants {LEAST_BLOCKS} processors", f"this machine has {context.workers}",
-                "serve with --dtype f16, for which other kernels are planned",
+                "this is a fault of whoever planned it for this machine",
             )  # fmt: skip
         attrs = need.attrs
         table, words = context.keep(self._table(need, context)), context.keep(bytes(WORD * WORDS))

@@ -83,6 +83,8 @@ class MoeDecoderLayers(Implementation):
             reasons.append(f"there are kernels for {', '.join(map(str, self.modules))}, not {sizes}")
         if need.tokens != 1 or need.max_query != 1:
             reasons.append(f"it takes one token, not {need.tokens}")
+        if need.processors is not None and need.processors < BLOCKS:
+            reasons.append(f"its {BLOCKS} blocks run at once, and this machine has {need.processors} processors")
         if need.attrs["window"] > 0:
             reasons.append(f"attention looks back at {need.attrs['window']} tokens only")
         if need.attrs["page_tokens"] % KEY_TILE:
@@ -107,7 +109,7 @@ class MoeDecoderLayers(Implementation):
             raise KernelError(
                 f"{self.name} has {BLOCKS} blocks that run at once, and this machine {context.workers} processors",
                 why="they wait for one another",
-                cure="serve this model on a machine with more of them",
+                cure="this is a fault of whoever planned it for this machine",
             )
         attrs, sizes, links = need.attrs, _sizes(need), links_of(need)
         cache = context.operands["cache"]
