@@ -1,7 +1,7 @@
 """All layers of a small dense decoder in one launch, for one token."""
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from atlas_core.contracts.backend import Launch
@@ -88,28 +88,7 @@ class DecoderLayers(Implementation):
 
     def refusals(self, need: OpNeed) -> list[str]:
         """See Implementation."""
-        sizes = _sizes(need)
-        reasons = [
-            *not_fast(need, self.element),
-            *other_type(need, DType.F32, "x", "y"),
-            *other_cache(need, self.element),
-        ]
-        if need.activation not in (None, self.element):
-            reasons.append(f"it computes in {self.element.value}, not in {need.activation.value}")
-        if sizes not in self.modules:
-            reasons.append(f"there are kernels for {', '.join(map(str, self.modules))}, not {sizes}")
-        if need.tokens != 1 or need.max_query != 1:
-            reasons.append(f"it takes one token, not {need.tokens}")
-        if need.attrs["window"] > 0:
-            reasons.append(f"attention looks back at {need.attrs['window']} tokens only")
-        if need.attrs["page_tokens"] % KEY_TILE:
-            reasons.append(f"pages of {need.attrs['page_tokens']} tokens are no multiple of {KEY_TILE}")
-        if 2 * need.operands["inv_freq"].shape[0] != sizes.head_dim:
-            reasons.append("it rotates whole heads")
-        if not reasons:
-            named = (f"{name}.{link}" for link in range(links_of(need)) for name in WEIGHTS)
-            reasons += [reason for name in named for reason in not_stored(need, name, self.element.value)][:1]
-        return reasons
+        return chain_refusals(need, self.element, _sizes(need), self.modules, WEIGHTS)
 
     def kv_layouts(self, need: OpNeed) -> Sequence[KVLayout]:
         """See OpImplementation."""
@@ -148,6 +127,29 @@ class DecoderLayers(Implementation):
             # Every block has rows of every matrix, or others could overtake it (resident_words.cuh).
             blocks = min(context.workers, sizes.hidden // 2)
             return launch(kernels.by_blocks, blocks, kernels.block_warps, LaunchAttrs(cooperative=True))
+
+
+def chain_refusals(
+    need: OpNeed, element: DType, sizes: object, modules: Collection[object], weights: Sequence[str]
+) -> list[str]:
+    """What keeps a chain of whole layers of these ``sizes`` from being one launch: there is one for each size in ``modules``."""
+    reasons = [*not_fast(need, element), *other_type(need, DType.F32, "x", "y"), *other_cache(need, element)]
+    if need.activation not in (None, element):
+        reasons.append(f"it computes in {element.value}, not in {need.activation.value}")
+    if sizes not in modules:
+        reasons.append(f"there are kernels for {', '.join(map(str, modules))}, not {sizes}")
+    if need.tokens != 1 or need.max_query != 1:
+        reasons.append(f"it takes one token, not {need.tokens}")
+    if need.attrs["window"] > 0:
+        reasons.append(f"attention looks back at {need.attrs['window']} tokens only")
+    if need.attrs["page_tokens"] % KEY_TILE:
+        reasons.append(f"pages of {need.attrs['page_tokens']} tokens are no multiple of {KEY_TILE}")
+    if 2 * need.operands["inv_freq"].shape[0] != need.attrs["head_dim"]:
+        reasons.append("it rotates whole heads")
+    if not reasons:
+        named = (f"{name}.{link}" for link in range(links_of(need)) for name in weights)
+        reasons += [reason for name in named for reason in not_stored(need, name, element.value)][:1]
+    return reasons
 
 
 def links_of(need: OpNeed) -> int:

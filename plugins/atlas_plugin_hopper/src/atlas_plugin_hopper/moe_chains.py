@@ -9,17 +9,14 @@ from atlas_core.contracts.ops import BindContext, KVLayout, OpNeed
 from atlas_core.vocab.dtype import DType
 from atlas_core.vocab.errors import KernelError
 from atlas_core.vocab.kernel import Geometry, LaunchAttrs, f32, i32, ptr
-from atlas_nvidia.implementations.attention import KEY_TILE, kv_layout, other_cache
+from atlas_nvidia.implementations.attention import kv_layout
 from atlas_nvidia.implementations.base import (
     ELEMENTS,
     WARP,
     Implementation,
     addresses,
-    not_fast,
-    not_stored,
-    other_type,
 )
-from atlas_plugin_hopper.chains import COPIES, SHARED, STATE_WORDS, WORD, links_of
+from atlas_plugin_hopper.chains import COPIES, SHARED, STATE_WORDS, WORD, chain_refusals, links_of
 
 BLOCKS, WARPS = 132, 12
 """Blocks of a launch, each on a processor of its own, and warps of a block (moe_decoder_layers.cu)."""
@@ -71,29 +68,9 @@ class MoeDecoderLayers(Implementation):
 
     def refusals(self, need: OpNeed) -> list[str]:
         """See Implementation."""
-        sizes = _sizes(need)
-        reasons = [
-            *not_fast(need, self.element),
-            *other_type(need, DType.F32, "x", "y"),
-            *other_cache(need, self.element),
-        ]
-        if need.activation not in (None, self.element):
-            reasons.append(f"it computes in {self.element.value}, not in {need.activation.value}")
-        if sizes not in self.modules:
-            reasons.append(f"there are kernels for {', '.join(map(str, self.modules))}, not {sizes}")
-        if need.tokens != 1 or need.max_query != 1:
-            reasons.append(f"it takes one token, not {need.tokens}")
+        reasons = chain_refusals(need, self.element, _sizes(need), self.modules, WEIGHTS)
         if need.processors is not None and need.processors < BLOCKS:
             reasons.append(f"its {BLOCKS} blocks run at once, and this machine has {need.processors} processors")
-        if need.attrs["window"] > 0:
-            reasons.append(f"attention looks back at {need.attrs['window']} tokens only")
-        if need.attrs["page_tokens"] % KEY_TILE:
-            reasons.append(f"pages of {need.attrs['page_tokens']} tokens are no multiple of {KEY_TILE}")
-        if 2 * need.operands["inv_freq"].shape[0] != sizes.head_dim:
-            reasons.append("it rotates whole heads")
-        if not reasons:
-            named = (f"{name}.{link}" for link in range(links_of(need)) for name in WEIGHTS)
-            reasons += [reason for name in named for reason in not_stored(need, name, self.element.value)][:1]
         return reasons
 
     def kv_layouts(self, need: OpNeed) -> Sequence[KVLayout]:
