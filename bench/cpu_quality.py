@@ -6,7 +6,6 @@ The reference is Atlas in exact numerics, which tests hold to the fp32 model. Fo
 KL(reference || engine) over the next token, in nats, and how often the most likely token is the reference's. Both engines
 answer for the same prefixes, so their difference is taken prefix by prefix: its error is smaller than that of either mean.
 """
-# ruff: noqa: INP001, T201 (a script: it prints)
 
 import argparse
 import json

@@ -6,7 +6,6 @@
 Speeds are tokens per CPU second (user and system time of the process) with one thread, so that a shared machine is fair to
 both; the median of rounds A B A B. Files beside the first are made once, in --folder. Both sample greedily.
 """
-# ruff: noqa: INP001, T201 (a script: it prints)
 
 import argparse
 import operator

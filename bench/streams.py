@@ -8,7 +8,6 @@ process, HTTP and this client, on the same machine. The latency of a token is th
 and until the kernel had them for it; what the loop alone takes is subtracted. The goals are the server's, which is done when the bytes have
 arrived: when this client gets to them, on the same cores, is printed beside it. CPU times are user and system time from /proc.
 """
-# ruff: noqa: INP001, T201 (a script: it prints)
 
 import argparse
 import json

@@ -1,5 +1,4 @@
 """One engine's part of ``cpu_vs_llama_cpp.py``: Atlas, in a process of its own. Prints one JSON object a line."""
-# ruff: noqa: INP001, T201 (a script: it prints)
 
 import gc
 import json

@@ -1,5 +1,4 @@
 """Starting both engines and asking them; what the machine can do."""
-# ruff: noqa: INP001 (a script: it prints)
 
 import json
 import os

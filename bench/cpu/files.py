@@ -1,5 +1,4 @@
 """The files that both engines read: one model in several encodings, and one with the shapes of a Gemma."""
-# ruff: noqa: INP001 (a script: it prints)
 
 from pathlib import Path
 

@@ -1,5 +1,4 @@
 """The other engine's part of ``cpu_vs_llama_cpp.py``: llama.cpp through llama-cpp-python. Same lines as atlas_child.py."""
-# ruff: noqa: INP001, T201 (a script: it prints)
 
 import ctypes
 import json

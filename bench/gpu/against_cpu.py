@@ -1,4 +1,3 @@
-# ruff: noqa: T201, INP001 -- a script that prints
 """Teacher-forced logits of one model on two machines: how far the GPU target is from the CPU's exact numerics.
 
     python bench/gpu/against_cpu.py MODEL [--hardware hopper] [--dtype f16 --transcode f16] [--goldens tests/data/goldens/smollm2.json]

@@ -1,4 +1,3 @@
-# ruff: noqa: T201, INP001 -- a script that prints
 """Teacher-forced logits of a few layers of a real model's size, on this GPU and by torch in float32.
 
     python bench/gpu/against_torch.py CONFIG.json [--layers 4] [--hardware hopper] [--folder /dev/shm]

@@ -1,4 +1,3 @@
-# ruff: noqa: INP001 -- beside scripts
 """What this machine can do at most: bytes a second that kernels read, and what a node of a graph costs."""
 
 import statistics

@@ -1,4 +1,3 @@
-# ruff: noqa: T201, INP001 -- a script that prints
 """A whole decode step of a Llama or Qwen model on one GPU, with made-up weights: tokens a second, and microseconds by node.
 
     python bench/gpu/decode_step.py CONFIG.json [--context 1024] [--batch 1] [--hardware hopper --arch sm_90a]

@@ -1,4 +1,3 @@
-# ruff: noqa: T201, INP001 -- a script that prints
 """What a device holds after ``--load-format dummy`` is what the host would have read, to the bit.
 
     python bench/gpu/dummy_weights.py MODEL [--hardware hopper] [--most 300]

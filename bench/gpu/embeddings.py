@@ -1,4 +1,3 @@
-# ruff: noqa: T201, INP001 -- a script that prints
 """Vectors of texts on this GPU against float32 by torch, for every kind of pooling.
 
     python bench/gpu/embeddings.py CONFIG.json [--layers 28] [--hardware hopper] [--folder /dev/shm]

@@ -1,4 +1,3 @@
-# ruff: noqa: T201, INP001 -- a module of a script that prints
 """What the nodes of a decode step take above the time that their weights need to be read once."""
 
 import statistics

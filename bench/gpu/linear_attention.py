@@ -1,4 +1,3 @@
-# ruff: noqa: T201, INP001 -- a script that prints
 """Linear attention on one GPU, with the head sizes of Qwen3.5-35B-A3B: microseconds a node, and shares of bandwidth.
 
     python bench/gpu/linear_attention.py [--prompt 8192] [--bandwidth 4.3]

@@ -1,4 +1,3 @@
-# ruff: noqa: INP001 -- no package: beside the scripts that import it
 """Weights for a benchmark, as ``--load-format dummy`` makes them up (see atlas_core.loading.drawn), by their canonical names."""
 
 from collections.abc import Mapping

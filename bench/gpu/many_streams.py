@@ -1,4 +1,3 @@
-# ruff: noqa: T201, INP001 -- a script that prints, and asks the server that it is told
 """Hundreds of streams at once against the same requests one by one: greedy tokens, cancelled streams, steps that mix both phases.
 
     atlas serve MODEL --hardware hopper --max-queue 512 ... & python bench/gpu/many_streams.py http://127.0.0.1:8888 [--streams 300]
@@ -98,7 +97,7 @@ def until_ready(base: str) -> None:
     began = time.perf_counter()
     while True:
         try:
-            urllib.request.urlopen(f"{base}/health", timeout=WAIT).close()  # noqa: S310 -- the server that was asked for
+            urllib.request.urlopen(f"{base}/health", timeout=WAIT).close()
             break
         except OSError:
             if time.perf_counter() - began > WAIT:
@@ -108,7 +107,7 @@ def until_ready(base: str) -> None:
 
 def held_requests(base: str) -> float:
     """Requests that run or wait, by the server's metrics."""
-    with urllib.request.urlopen(f"{base}/metrics", timeout=WAIT) as answer:  # noqa: S310 -- the server that was asked for
+    with urllib.request.urlopen(f"{base}/metrics", timeout=WAIT) as answer:
         lines = answer.read().decode().splitlines()
     names = ("atlas_requests_running", "atlas_requests_waiting")
     found = [float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(names)]

@@ -1,4 +1,3 @@
-# ruff: noqa: T201, INP001 -- a script that prints
 """A long prompt that arrives while others decode: what it costs them, and what they cost it.
 
     atlas serve MODEL --hardware hopper --load-format dummy ... & python bench/gpu/mixed_load.py http://127.0.0.1:8888
@@ -74,7 +73,7 @@ class Clients:
 
     def request(self, seed: int, length: int, tokens: int) -> bytes:
         """A POST whose prompt no other seed has."""
-        rng = random.Random(seed)  # noqa: S311
+        rng = random.Random(seed)
         ids = [rng.randrange(1000, VOCABULARY) for _ in range(length)]
         body = {"prompt": ids, "max_tokens": tokens, "temperature": 0, "ignore_eos": True, "stream": True}
         data = json.dumps(body).encode()

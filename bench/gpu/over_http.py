@@ -1,4 +1,3 @@
-# ruff: noqa: T201, INP001, S310 -- a script that prints, and asks the server that it is told
 """A running server as clients see it: a streamed chat, tokens a second of one and of eight clients, and a step that mixes both phases.
 
     atlas serve MODEL --hardware hopper ... & python bench/gpu/over_http.py http://127.0.0.1:8888

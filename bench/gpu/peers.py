@@ -1,4 +1,3 @@
-# ruff: noqa: T201, INP001 -- a script that prints, and starts what it is told
 """vLLM beside Atlas, in the same command on the same machine: starts a bench script of vLLM and reads its JSON.
 
     python bench/gpu/peers.py --vllm SCRIPT CONFIG.json [--vllm-path SITE] [--batches 1,8,64] [--context 1024]

@@ -1,4 +1,3 @@
-# ruff: noqa: T201, INP001 -- a script that prints
 """The prefix cache on this GPU against float32 by torch: prompts gone on with must be as near to the truth as prompts read whole.
 
     python bench/gpu/prefix_reuse.py CONFIG.json [--layers 4] [--hardware hopper] [--length 1600] [--folder /dev/shm]

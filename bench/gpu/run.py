@@ -1,4 +1,3 @@
-# ruff: noqa: T201, INP001 -- a script that prints, and starts another
 """Decode speed of one GPU in one command: what the machine can do, whether the numbers are right, then the rows.
 
     python bench/gpu/run.py LLAMA.json SMOLLM2.json [--out FILE.json] [--vllm SCRIPT [--vllm-path SITE]]

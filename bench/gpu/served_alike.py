@@ -1,4 +1,3 @@
-# ruff: noqa: T201, INP001 -- a script that prints, and asks the servers that it started
 """What a GPU serves against what the CPU's exact numerics serve: the same requests of every kind over HTTP, then a soak of the GPU's server.
 
     python bench/gpu/served_alike.py MODEL [--hardware hopper] [--seconds 6]
@@ -34,11 +33,12 @@ import numpy as np
 TOKENS = 32
 BAD_LEAD = float("inf")
 WAIT = 60.0
+KINDS = ["lamp", "lighthouse", "lantern"]
 SCHEMA = {
     "type": "object",
     "properties": {
         "ok": {"type": "boolean"},
-        "kind": {"enum": ["lamp", "lighthouse", "lantern"]},
+        "kind": {"enum": KINDS},
         "digits": {"type": "array", "items": {"enum": [0, 1, 2, 3]}, "minItems": 2, "maxItems": 4},
     },
     "required": ["ok", "kind", "digits"],
@@ -182,7 +182,7 @@ def valid(name: str, answer: Answer) -> bool:
     except ValueError:
         return False
     return (
-        set(found) == {"ok", "kind", "digits"} and isinstance(found["ok"], bool) and found["kind"] in SCHEMA["properties"]["kind"]["enum"]  # type: ignore[index]
+        set(found) == {"ok", "kind", "digits"} and isinstance(found["ok"], bool) and found["kind"] in KINDS
         and 2 <= len(found["digits"]) <= 4 and set(found["digits"]) <= {0, 1, 2, 3}
     )  # fmt: skip
 

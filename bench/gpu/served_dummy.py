@@ -1,4 +1,3 @@
-# ruff: noqa: T201, INP001, S310 -- a script that prints, and asks the server that it starts
 """A model of full size with made-up weights, as served over HTTP: seconds until it is ready, tokens a second of N clients, experts read.
 
     python bench/gpu/served_dummy.py CONFIG.json [--hardware hopper] [--clients 1 64] [--count | --count-only] [-- OPTIONS OF atlas serve]
@@ -67,7 +66,7 @@ def answer(prompt: Sequence[int], tokens: int) -> str:
 
 def prompts(count: int, length: int, vocabulary: int, seed: int) -> list[list[int]]:
     """Of random tokens."""
-    draw = random.Random(seed)  # noqa: S311
+    draw = random.Random(seed)
     return [[draw.randrange(vocabulary) for _ in range(length)] for _ in range(count)]
 
 
@@ -99,8 +98,10 @@ def load() -> tuple[int, int, int]:
     found = {
         line.split()[0]: int(float(line.split()[1])) for line in lines if line.startswith("atlas_") and "{" not in line
     }
-    names = "atlas_experts_read_total", "atlas_mixtures_run_total", "atlas_requests_running"
-    return tuple(found.get(name, 0) for name in names)  # type: ignore[return-value]
+    read, run, running = (
+        found.get(f"atlas_{name}", 0) for name in ("experts_read_total", "mixtures_run_total", "requests_running")
+    )
+    return read, run, running
 
 
 def distinct(clients: int, options: argparse.Namespace, vocabulary: int) -> float:

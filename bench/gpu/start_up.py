@@ -1,4 +1,3 @@
-# ruff: noqa: T201, INP001, S310 -- a script that prints, and asks the server that it starts
 """From process start to the first token over HTTP: a checkpoint of Llama-3.1-8B's shape, written here, in the page cache and from disk.
 
     python bench/gpu/start_up.py build-bench/llama8b [--hardware hopper] [--layers 32] [--rounds 2] [--cold] [--packed] [-- OPTIONS OF atlas serve]

@@ -1,4 +1,4 @@
-# ruff: noqa: INP001, TID251 -- torch is what is compared with; no package: beside the scripts that import it
+# ruff: noqa: TID251 -- torch is what is compared with
 """Layers of linear attention (Gated DeltaNet; Yang et al., 2024) in float32 by plain torch, token by token."""
 
 import math

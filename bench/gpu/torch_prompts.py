@@ -1,4 +1,4 @@
-# ruff: noqa: T201, INP001, TID251 -- a script that prints, for a machine where PyTorch is the peer
+# ruff: noqa: TID251 -- a script that prints, for a machine where PyTorch is the peer
 """What prompts rest on, beside PyTorch in the same process: products against cuBLAS, causal attention against SDPA's backends.
 
 Of a layer, what begins with a norm is one op here (norm, query, key and value projections, rotation, pages; norm, gate, up, SwiGLU): its

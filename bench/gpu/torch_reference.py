@@ -1,4 +1,4 @@
-# ruff: noqa: INP001, TID251 -- torch is what is compared with; no package: beside the scripts that import it
+# ruff: noqa: TID251 -- torch is what is compared with
 """Decoders in float32 by plain torch, and checkpoints of random weights for them: what GPU targets are held against.
 
 A layer is two functions of the normalised residual stream; ``ATTENTIONS`` and ``NETWORKS`` have one for each kind, and one that

@@ -25,7 +25,7 @@ class Printer:
 
     def ready(self, url: str, info: Ready) -> None:
         """Say where."""
-        print(url, flush=True)  # noqa: T201
+        print(url, flush=True)
 
     def notice(self, text: str) -> None:
         """Of no interest."""

@@ -1,4 +1,3 @@
-# ruff: noqa: T201 -- a script that prints
 """The kernels of gb10 on the GPU of this machine: python conformance.py [--workers N] [FILTER].
 
 On a GB10 this is the machine's own proof. On an H100 or H200 the same tree, compiled for sm_90a, runs with twins in place of the

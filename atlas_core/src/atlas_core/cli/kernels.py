@@ -181,9 +181,7 @@ def _trial(command: _Command) -> _Command:
 )
 def test(hardware: str, text: str, as_json: bool, jobs: int) -> int:
     """Hold every kernel against its op's reference, on the device. Exits 1 when one differs or was not tried."""
-    if (
-        jobs > 1
-    ):  # read by numpy's libraries as they are loaded in those processes, each of which would take all processors
+    if jobs > 1:  # or numpy's libraries in each of these processes would take all processors
         os.environ.setdefault("OMP_NUM_THREADS", "1")
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from atlas_core.assembly.trials import test_hardware

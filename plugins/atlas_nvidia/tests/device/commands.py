@@ -1,4 +1,3 @@
-# ruff: noqa: T201 -- a script that prints
 """Commands and the Python API as people use them, on the GPU of this machine: python commands.py [--hardware hopper] [PART ...].
 
   doctor  finds the machine, its kernels and nothing wrong

@@ -1,4 +1,3 @@
-# ruff: noqa: T201 -- a script that prints
 """Conformance of every implementation on the GPU of this machine, by core's runner: python conformance.py [FILTER].
 
 Needs built kernels and a GPU; runs from a checkout with the sources on the path. Exits with 1 unless everything passed.

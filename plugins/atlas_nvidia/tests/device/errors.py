@@ -1,4 +1,3 @@
-# ruff: noqa: T201 -- a script that prints
 """What a GPU's failures say, on the GPU of this machine: python errors.py.
 
 Each failure is made in a process of its own, since some of them leave a context that nothing can use any more. Exits with 1 unless

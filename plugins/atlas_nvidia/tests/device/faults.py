@@ -1,4 +1,3 @@
-# ruff: noqa: T201 -- a script that prints, and asks the server that it started
 """A server whose GPU fails, as its clients and its operator see it: python faults.py [token|launch|memory ...].
 
 Serves a tiny model on the hardware ``trap`` (atlas-plugin-trap beside this file), which is any H100 or H200 with one kernel more:
@@ -144,11 +143,12 @@ def token(site: Path) -> list[str]:
     begun = threading.Semaphore(0)
 
     def follow(number: int) -> None:
-        last: dict[str, Any] = {}
-        for count, last in enumerate(server.stream(body(number, 5, 9, tokens=TOKENS))):  # noqa: B007
-            if count == 1:
+        told: list[dict[str, Any]] = []
+        for event in server.stream(body(number, 5, 9, tokens=TOKENS)):
+            told.append(event)
+            if len(told) == 2:
                 begun.release()
-        ends.append(last)
+        ends.append(told[-1] if told else {})
 
     threads = [threading.Thread(target=follow, args=(number,)) for number in range(10, 10 + STREAMS)]
     for thread in threads:

@@ -98,19 +98,10 @@ class DecoderLayers(Implementation):
         """See OpImplementation. It keeps a table of addresses, and the words that blocks exchange."""
         attrs, sizes, links = need.attrs, _sizes(need), links_of(need)
         kernels = self.modules[sizes]
-        cache = context.operands["cache"]
-        stride = cache.nbytes // need.operands["cache"].shape[0]
-        table = [
-            address
-            for link in range(links)
-            for address in (
-                *(context.operands[f"{name}.{link}"].address for name in WEIGHTS),
-                cache.address + attrs[f"layer.{link}"] * stride,
-            )
-        ]
+        table = context.keep(layer_table(need, context, WEIGHTS))
         words = max(sizes.words, sizes.cluster_words(kernels.clusters))
         args = [
-            ptr(context.counts), ptr(context.keep(struct.pack(f"<{len(table)}Q", *table))),
+            ptr(context.counts), ptr(table),
             *addresses(context, "x", "y", "inv_freq", "row_slot", "slots"), ptr(context.keep(bytes(WORD * words))),
             i32(links), i32(attrs["page_tokens"]), i32(attrs["slot_stride"]), i32(attrs["table_offset"]),
             f32(attrs["eps"]), f32(attrs["scale"]), f32(attrs["rope_scale"]),
@@ -150,6 +141,21 @@ def chain_refusals(
         named = (f"{name}.{link}" for link in range(links_of(need)) for name in weights)
         reasons += [reason for name in named for reason in not_stored(need, name, element.value)][:1]
     return reasons
+
+
+def layer_table(need: OpNeed, context: BindContext, weights: Sequence[str]) -> bytes:
+    """The kernel's struct Layer for each link: the addresses of its weights, then of its pages."""
+    cache = context.operands["cache"]
+    stride = cache.nbytes // need.operands["cache"].shape[0]
+    table = [
+        address
+        for link in range(links_of(need))
+        for address in (
+            *(context.operands[f"{name}.{link}"].address for name in weights),
+            cache.address + need.attrs[f"layer.{link}"] * stride,
+        )
+    ]
+    return struct.pack(f"<{len(table)}Q", *table)
 
 
 def links_of(need: OpNeed) -> int:

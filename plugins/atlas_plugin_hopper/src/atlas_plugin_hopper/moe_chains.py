@@ -1,6 +1,5 @@
 """All layers of a decoder with mixtures of experts in one launch, for one token."""
 
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,7 +15,7 @@ from atlas_nvidia.implementations.base import (
     Implementation,
     addresses,
 )
-from atlas_plugin_hopper.chains import COPIES, SHARED, STATE_WORDS, WORD, chain_refusals, links_of
+from atlas_plugin_hopper.chains import COPIES, SHARED, STATE_WORDS, WORD, chain_refusals, layer_table, links_of
 
 BLOCKS, WARPS = 132, 12
 """Blocks of a launch, each on a processor of its own, and warps of a block (moe_decoder_layers.cu)."""
@@ -89,18 +88,9 @@ class MoeDecoderLayers(Implementation):
                 cure="this is a fault of whoever planned it for this machine",
             )
         attrs, sizes, links = need.attrs, _sizes(need), links_of(need)
-        cache = context.operands["cache"]
-        stride = cache.nbytes // need.operands["cache"].shape[0]
-        table = [
-            address
-            for link in range(links)
-            for address in (
-                *(context.operands[f"{name}.{link}"].address for name in WEIGHTS),
-                cache.address + attrs[f"layer.{link}"] * stride,
-            )
-        ]
+        table = context.keep(layer_table(need, context, WEIGHTS))
         args = [
-            ptr(context.counts), ptr(context.keep(struct.pack(f"<{len(table)}Q", *table))),
+            ptr(context.counts), ptr(table),
             *addresses(context, "x", "y", "inv_freq", "row_slot", "slots"), ptr(context.keep(bytes(WORD * sizes.words))),
             i32(links), i32(attrs["page_tokens"]), i32(attrs["slot_stride"]), i32(attrs["table_offset"]),
             f32(attrs["eps"]), f32(attrs["head_eps"]), f32(attrs["scale"]), f32(attrs["rope_scale"]),
