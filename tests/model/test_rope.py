@@ -86,3 +86,20 @@ def test_the_original_length_is_that_of_the_model_unless_said():
 def test_yarn_that_means_nothing_is_refused(more, word):
     with pytest.raises(CheckpointError, match=word):
         rope({**YARN, **more})
+
+
+def test_a_part_of_each_head_turns_wherever_that_is_said() -> None:
+    given = rope({"rope_type": "default", "partial_rotary_factor": 0.25}, theta=1e4)
+    assert given == rope(None, theta=1e4, partial_rotary_factor=0.25)
+    assert (given.rotated(64), given.inv_freq(16)[-1]) == (16, np.float32(1e4 ** (-14 / 16)))
+    assert rope(None, theta=1e4).rotated(64) == 64
+
+
+@pytest.mark.parametrize(
+    ("inner", "outer"), [(0.5, 0.25), ("half", None), (None, True), (None, 0.01), (None, 1.5), (None, 0.05)]
+)
+def test_parts_that_mean_nothing_are_refused(inner: object, outer: object) -> None:
+    with pytest.raises(CheckpointError, match="partial_rotary_factor"):
+        rope({"rope_type": "default", "partial_rotary_factor": inner}, theta=1e4, partial_rotary_factor=outer).rotated(
+            64
+        )

@@ -9,7 +9,7 @@ from atlas_core.model.rope import Rope, read_rope
 from atlas_core.vocab.dtype import DType
 from atlas_core.vocab.errors import CheckpointError
 from atlas_core.vocab.model import CacheSpec, ModelSpec
-from atlas_model_qwen.rotary import split_rope
+from atlas_model_qwen.rotary import split_sections
 
 _DTYPES = {"float32": DType.F32, "bfloat16": DType.BF16, "float16": DType.F16}
 FULL, LINEAR = "full_attention", "linear_attention"
@@ -129,7 +129,7 @@ class QwenConfig:
 def read_config(config: Mapping[str, Any], model_type: str) -> ModelSpec:
     """Every key is read or known to be harmless. Raises CheckpointError naming the key at fault."""
     traits = TRAITS[model_type]
-    plain, rotary = split_rope(_one_place(config))
+    plain, sections = split_sections(_one_place(config))
     reader = ConfigReader(plain)
     hidden = reader.positive("hidden_size")
     heads = reader.positive("num_attention_heads")
@@ -141,6 +141,10 @@ def read_config(config: Mapping[str, Any], model_type: str) -> ModelSpec:
             "correct config.json",
         )
     head_dim = _head_dim(reader, traits, hidden, heads)
+    rope = read_rope(reader)
+    rotated = rope.rotated(head_dim)
+    if sections and sum(sections) * 2 != rotated:
+        raise contradiction("mrope_section", f"{list(sections)} does not sum up to {rotated // 2} pairs")
     reader.expect("hidden_act", ("silu",), "silu")
     reader.expect("use_sliding_window", (False,), False)
     reader.expect("qkv_bias", (traits.qkv_bias,), traits.qkv_bias)
@@ -154,7 +158,7 @@ def read_config(config: Mapping[str, Any], model_type: str) -> ModelSpec:
     experts = _experts(reader, traits, layers)
     dense = experts is None or len(experts.layers) < layers
     family = QwenConfig(
-        traits, heads, kv_heads, head_dim, rotary.rotated(head_dim), read_rope(reader),
+        traits, heads, kv_heads, head_dim, rotated, rope,
         float(reader.get("rms_norm_eps", (int, float))), traits.qkv_bias or bias, bias,
         reader.get("attn_output_gate", bool, True) if traits.hybrid else False,
         reader.positive("intermediate_size") if dense else reader.get("intermediate_size", int, 0), kinds, linear, experts,

@@ -17,9 +17,9 @@ class ExpertStack:
     """
 
     separate: tuple[tuple[str, ...], ...]
-    fused: tuple[str, ...]
-    fused_rows: int
-    part: tuple[int, int]
+    fused: tuple[str, ...] = ()
+    fused_rows: int = 0
+    part: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True, slots=True)

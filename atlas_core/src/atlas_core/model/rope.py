@@ -23,15 +23,31 @@ _OPTIONAL: Mapping[str, Mapping[str, float | None]] = {
     },
 }  # fmt: skip
 """Numbers that a kind may leave out, and what they are then (None: they have no part in it)."""
+_PARTIAL = "partial_rotary_factor"
 
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """``kind`` is default, linear, llama3 or yarn; ``parameters`` are that kind's numbers by their config.json names."""
+    """``kind`` is default, linear, llama3 or yarn; ``parameters`` are that kind's numbers by their config.json names.
+
+    ``partial`` of each head is rotated (``partial_rotary_factor``).
+    """
 
     theta: float
     kind: str = "default"
     parameters: tuple[tuple[str, float], ...] = ()
+    partial: float = 1.0
+
+    def rotated(self, head_dim: int) -> int:
+        """Dimensions of a head that turn, the first ones. Raises CheckpointError when they are no pairs, or none."""
+        rotated = int(head_dim * self.partial)
+        if not 0 < rotated <= head_dim or rotated % 2:
+            raise CheckpointError(
+                f"partial_rotary_factor {self.partial} rotates {rotated} of {head_dim} dimensions",
+                "rotary positions rotate pairs of dimensions of a head",
+                "correct config.json",
+            )
+        return rotated
 
     def inv_freq(self, rotated: int) -> np.ndarray:
         """float32 [rotated / 2]: radians per position of each pair of dimensions.
@@ -95,18 +111,16 @@ def _magnitude(factor: float, scale: float) -> float:
 def read_rope(config: ConfigReader, default_theta: float | None = None) -> Rope:
     """From ``rope_theta`` with ``rope_scaling``, or ``rope_parameters``; ``type`` and ``rope_type`` are one key.
 
-    Raises CheckpointError for an unknown kind, a missing number, or two places that disagree.
+    ``partial_rotary_factor`` may stand beside or among them. Raises CheckpointError for an unknown kind, a missing number, or two places
+    that disagree.
     """
     theta = config.get("rope_theta", (int, float), None)
     scaling = config.get("rope_scaling", dict, None)
     parameters = config.get("rope_parameters", dict, None)
-    if (
-        scaling
-        and parameters
-        and _normal(scaling) != {k: v for k, v in _normal(parameters).items() if k != "rope_theta"}
-    ):
+    if scaling and parameters and _scaling(scaling) != _scaling(parameters):
         raise contradiction("rope_scaling", f"rope_parameters says {parameters!r}, rope_scaling says {scaling!r}")
     given = _normal({**(scaling or {}), **(parameters or {})})
+    partial = _partial(config, given.pop(_PARTIAL, None))
     inner = given.pop("rope_theta", None)
     if theta is not None and inner is not None and theta != inner:
         raise contradiction("rope_theta", f"{theta} beside rope_parameters, which says {inner}")
@@ -145,7 +159,24 @@ def read_rope(config: ConfigReader, default_theta: float | None = None) -> Rope:
         float(theta),
         kind,
         tuple((key, float(numbers[key])) for key in (*wanted, *optional) if numbers[key] is not None),
+        partial,
     )
+
+
+def _partial(config: ConfigReader, inner: Any) -> float:
+    """``partial_rotary_factor``, beside the rope parameters or (``inner``) among them; all of a head where neither says."""
+    outer = config.get(_PARTIAL, object, None)
+    if inner is not None and outer is not None and inner != outer:
+        raise contradiction(_PARTIAL, f"{outer!r} in one place and {inner!r} in another")
+    given = outer if outer is not None else inner if inner is not None else 1.0
+    if isinstance(given, bool) or not isinstance(given, (int, float)):
+        raise CheckpointError(f"{_PARTIAL} is {given!r}", "it must be a number", "correct config.json")
+    return float(given)
+
+
+def _scaling(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What both spellings of the parameters must agree about."""
+    return {key: value for key, value in _normal(given).items() if key not in ("rope_theta", _PARTIAL)}
 
 
 def _check_yarn(numbers: Mapping[str, Any]) -> None:

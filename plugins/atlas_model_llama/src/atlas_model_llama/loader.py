@@ -48,7 +48,7 @@ def _attention(step: ForwardBuilder, spec: ModelSpec, family: LlamaConfig, layer
     q = _linear(step, x, f"{stem}.q", family.heads * dim, hidden, family.attention_bias)
     k = _linear(step, x, f"{stem}.k", family.kv_heads * dim, hidden, family.attention_bias)
     v = _linear(step, x, f"{stem}.v", family.kv_heads * dim, hidden, family.attention_bias)
-    inv_freq = step.constant("rope.inv_freq", family.rope.inv_freq(dim))
+    inv_freq = step.constant("rope.inv_freq", family.rope.inv_freq(family.rope.rotated(dim)))
     q = step.rope(q, inv_freq, family.heads, dim, family.rope.scale)
     k = step.rope(k, inv_freq, family.kv_heads, dim, family.rope.scale)
     y = step.attention(q, k, v, GROUP, layer, family.heads, dim**-0.5)

@@ -1,0 +1,44 @@
+"""Families of which no machine has kernels of their own: every node has one all the same, for one token and for a whole prompt."""
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atlas_core.assembly.explain import explain
+from atlas_core.plugins import Registry, discover
+from atlas_core.settings import read_settings
+
+MINIMAX = {
+    "model_type": "minimax_m2", "num_attention_heads": 48, "num_key_value_heads": 8, "head_dim": 128, "hidden_size": 3072,
+    "intermediate_size": 1536, "num_hidden_layers": 4, "num_local_experts": 256, "num_experts_per_tok": 8,
+    "hidden_act": "silu", "rms_norm_eps": 1e-6, "max_position_embeddings": 196608, "rope_theta": 5000000, "rotary_dim": 64,
+    "scoring_func": "sigmoid", "use_qk_norm": True, "use_routing_bias": True, "qk_norm_type": "per_layer",
+    "tie_word_embeddings": False, "torch_dtype": "bfloat16", "vocab_size": 200064, "eos_token_id": 200020,
+}  # fmt: skip
+"""MiniMax-M2, four of its 62 layers."""
+
+
+@pytest.fixture(scope="module")
+def registry() -> Registry:
+    return discover()
+
+
+def explained(registry: Registry, config: dict[str, Any], folder: Path, hardware: str) -> dict[str, Any]:
+    (folder / "config.json").write_text(json.dumps(config))
+    flags = {"model": str(folder), "hardware": hardware, "load_format": "dummy"}
+    return dict(explain(registry, read_settings(flags, {})))
+
+
+@pytest.mark.parametrize("hardware", ["hopper", "gb10", "cpu"])
+def test_minimax(registry: Registry, tmp_path: Path, hardware: str) -> None:
+    for bucket in explained(registry, MINIMAX, tmp_path, hardware)["buckets"]:
+        steps = bucket["segments"][0]["steps"]
+        covered = Counter(op for step in steps for op in step["replaces"])
+        # Of a layer: two norms of the stream, one of queries, one of keys; four products and the router's.
+        assert (covered["rms_norm"], covered["linear"]) == (4 * 4 + 1, 4 * 5 + 1)
+        assert covered["moe_route_sigmoid"] == covered["moe_experts"] == covered["paged_attention"] == 4
+        (shape,) = {tuple(step["operands"]["weights"]["shape"]) for step in steps if step["op"] == "moe_route_sigmoid"}
+        assert shape == (bucket["tokens"], 8)
