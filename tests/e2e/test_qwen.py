@@ -211,7 +211,7 @@ def served(built: Any, limits: Limits, prompts: list[list[int]], count: int) -> 
 
 
 @pytest.mark.parametrize("pieces", [16, 48, 512])
-@pytest.mark.parametrize("family", ["qwen3", *HYBRIDS])
+@pytest.mark.parametrize("family", ["qwen3", "gemma3", *HYBRIDS])
 def test_case_50_what_is_reused_changes_no_bit(
     make: Any, family: str, golden: dict[str, np.ndarray], pieces: int
 ) -> None:

@@ -1,18 +1,17 @@
 """Mixtures of experts and hybrids in GGUF files: weights and goldens of the tiny checkpoints, written as llama.cpp's conversions do."""
 
 import json
-import struct
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from gguf_file import gguf, stored
 
 from atlas_core.engine.forced import forced_logits
 from atlas_core.vocab.errors import CheckpointError
 
 TINY = Path(__file__).parents[1] / "data" / "tiny" / "qwen3_vl_moe"
-F32 = 0
 PARTS = {
     "input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
     "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
@@ -20,20 +19,9 @@ PARTS = {
 }  # fmt: skip
 
 
-def stored(folder: Path = TINY) -> dict[str, np.ndarray]:
-    data = (folder / "model.safetensors").read_bytes()
-    start = 8 + int.from_bytes(data[:8], "little")
-    header = json.loads(data[8:start])
-    return {
-        name: np.frombuffer(data[start:], np.float32)[slice(*(at // 4 for at in entry["data_offsets"]))].reshape(entry["shape"])
-        for name, entry in header.items()
-        if name != "__metadata__"
-    }  # fmt: skip
-
-
 def tensors() -> dict[str, np.ndarray]:
     """The text model under the names of GGUF; gate and up lie apart there."""
-    found, text = stored(), "model.language_model."
+    found, text = stored(TINY), "model.language_model."
     result = {
         "token_embd.weight": found[f"{text}embed_tokens.weight"], "output_norm.weight": found[f"{text}norm.weight"],
         "output.weight": found["lm_head.weight"],
@@ -70,36 +58,6 @@ def metadata() -> dict[str, Any]:
         "tokenizer.ggml.merges": [m if isinstance(m, str) else " ".join(m) for m in tokenizer["model"]["merges"]],
         "tokenizer.ggml.eos_token_id": 498,
     }  # fmt: skip
-
-
-def text(value: str) -> bytes:
-    return struct.pack("<Q", len(value.encode())) + value.encode()
-
-
-def typed(value: Any) -> tuple[int, bytes]:
-    if isinstance(value, int):
-        return 4, struct.pack("<I", value)
-    if isinstance(value, float):
-        return 6, struct.pack("<f", value)
-    if isinstance(value, str):
-        return 8, text(value)
-    kinds = [typed(item) for item in value]
-    return 9, struct.pack("<IQ", kinds[0][0], len(kinds)) + b"".join(data for _, data in kinds)
-
-
-def gguf(values: dict[str, Any], arrays: dict[str, np.ndarray]) -> bytes:
-    out = b"GGUF" + struct.pack("<IQQ", 3, len(arrays), len(values))
-    for key, value in values.items():
-        kind, data = typed(value)
-        out += text(key) + struct.pack("<I", kind) + data
-    offset = 0
-    for name, array in arrays.items():
-        extents = struct.pack(f"<I{array.ndim}Q", array.ndim, *reversed(array.shape))
-        out += text(name) + extents + struct.pack("<IQ", F32, offset)
-        offset += -(-array.nbytes // 32) * 32
-    for array in arrays.values():
-        out += b"\0" * (-len(out) % 32) + array.tobytes()
-    return out
 
 
 def test_experts_of_a_gguf_file(make: Any, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from atlas_core.vocab.messages import Generate
 from atlas_core.vocab.sampling import SamplingParams
 
 TINY = Path(__file__).parents[1] / "data" / "tiny"
-FAMILIES = ["llama", "mistral", "minimax_m2"]
+FAMILIES = ["llama", "mistral", "minimax_m2", "gemma3"]
 TOLERANCE = 1e-4
 
 

@@ -118,6 +118,17 @@ def test_an_offset_makes_a_float32_weight_without_rounding_the_sum(layout):
     np.testing.assert_array_equal(np.frombuffer(store.read("norm"), np.float32), want)
 
 
+@pytest.mark.parametrize("offset", [0.0, 1.0])
+def test_a_factor_multiplies_the_sum(offset):
+    stored = np.array([1.0, -0.5, 3.0], np.float32)
+    store = WeightStore(
+        Memory("bf16", norm=stored), NameMap({"norm": WeightSource(("norm",), offset=offset, factor=0.25)})
+    )
+    assert store.layout("norm").name == "f32"
+    want = (stored + np.float32(offset)) / np.float32(4)
+    np.testing.assert_array_equal(np.frombuffer(store.read("norm"), np.float32), want)
+
+
 def test_an_offset_wants_a_plain_array():
     store = WeightStore(Memory("q", norm=np.zeros(5)), NameMap({"norm": WeightSource(("norm",), offset=1.0)}))
     with pytest.raises(CheckpointError, match="stored as q"):

@@ -109,10 +109,16 @@ def test_rms_norm_gives_rows_of_mean_square_one_and_known_values():
     np.testing.assert_array_equal(y[1], [0, 0])
 
 
-def test_silu_mul_linear_embed_bias_and_gather_on_values_worked_out_by_hand():
+def test_gates_linear_embed_bias_and_gather_on_values_worked_out_by_hand():
     gate, up = np.array([[0.0, 50.0, -50.0, 1.0]], np.float32), np.array([[7.0, 2.0, 3.0, -1.0]], np.float32)
     silu = run("silu_mul", gate=gate, up=up)["y"]
     np.testing.assert_allclose(silu, [[0.0, 100.0, 0.0, -0.7310586]], atol=1e-6)
+    gelu = run(
+        "gelu_mul",
+        gate=np.array([[0.0, 50.0, -50.0, 1.0, -0.5]], np.float32),
+        up=np.array([[7.0, 2.0, 3.0, -1.0, 2.0]], np.float32),
+    )["y"]
+    np.testing.assert_allclose(gelu, [[0.0, 100.0, 0.0, -0.8411920, -0.3085720]], atol=1e-6)
     x, weight = np.array([[1.0, 2.0]], np.float32), np.array([[3.0, 4.0], [5.0, 6.0], [0.5, 0.25]], np.float32)
     np.testing.assert_array_equal(run("linear", x=x, weight=weight)["y"], [[11.0, 17.0, 1.0]])
     np.testing.assert_array_equal(run("embed", tokens=np.array([2, 0]), weight=weight)["y"], [[0.5, 0.25], [3.0, 4.0]])

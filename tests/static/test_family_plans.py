@@ -20,6 +20,14 @@ MINIMAX = {
 }  # fmt: skip
 """MiniMax-M2, four of its 62 layers."""
 
+GEMMA = {
+    "model_type": "gemma3_text", "head_dim": 256, "hidden_size": 640, "intermediate_size": 2048, "num_attention_heads": 4,
+    "num_key_value_heads": 1, "num_hidden_layers": 18, "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-6, "sliding_window": 512,
+    "max_position_embeddings": 32768, "rope_theta": 1e6, "rope_local_base_freq": 1e4, "torch_dtype": "bfloat16",
+    "vocab_size": 262144, "eos_token_id": 1,
+}  # fmt: skip
+"""Gemma 3 270M."""
+
 
 @pytest.fixture(scope="module")
 def registry() -> Registry:
@@ -42,3 +50,13 @@ def test_minimax(registry: Registry, tmp_path: Path, hardware: str) -> None:
         assert covered["moe_route_sigmoid"] == covered["moe_experts"] == covered["paged_attention"] == 4
         (shape,) = {tuple(step["operands"]["weights"]["shape"]) for step in steps if step["op"] == "moe_route_sigmoid"}
         assert shape == (bucket["tokens"], 8)
+
+
+@pytest.mark.parametrize("hardware", ["hopper", "gb10", "cpu"])
+def test_gemma(registry: Registry, tmp_path: Path, hardware: str) -> None:
+    found = explained(registry, GEMMA, tmp_path, hardware)
+    assert [*found["caches"]] == ["cache.sliding_attention", "cache.full_attention"]
+    for bucket in found["buckets"]:
+        covered = Counter(op for step in bucket["segments"][0]["steps"] for op in step["replaces"])
+        assert (covered["rms_norm"], covered["head_rms_norm"], covered["linear"]) == (18 * 4 + 1, 18 * 2, 18 * 7 + 1)
+        assert covered["gelu_mul"] == covered["paged_attention"] == 18

@@ -28,8 +28,8 @@ class WeightSource:
 
     ``row_order`` gives, for each row of the weight, the row of the file that holds it (None: as stored).
     ``optional`` weights may be absent; ``tied_to`` names the canonical weight to use then. ``offset`` is added to every element of a
-    plain array (norms that are stored less one); with ``logarithm`` the weight is log(-element) (rates of decay that are stored
-    below zero). Either makes it float32.
+    plain array (norms that are stored less one), and ``factor`` multiplies the sum; with ``logarithm`` the weight is log(-element) (rates of decay that are stored
+    below zero). Any of these makes it float32.
     """
 
     names: tuple[str, ...]
@@ -39,11 +39,12 @@ class WeightSource:
     stack: ExpertStack | None = None
     offset: float = 0.0
     logarithm: bool = False
+    factor: float = 1.0
 
     @property
     def computed(self) -> bool:
         """Whether the weight is not what is stored."""
-        return bool(self.offset) or self.logarithm
+        return bool(self.offset) or self.logarithm or self.factor != 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -142,7 +142,7 @@ def computed_values(
                 f"{tensor.name} has elements that are not below zero", "they are rates of decay", "use another file"
             )
         values = np.log(-values)
-    return (values + np.float32(source.offset)).view(np.uint8).data
+    return ((values + np.float32(source.offset)) * np.float32(source.factor)).view(np.uint8).data
 
 
 def listed(items: Sequence[str], most: int = 8) -> str:

@@ -162,6 +162,10 @@ class ForwardBuilder:
         """silu(gate) · up."""
         return self._unary("silu_mul", {"gate": gate, "up": up}, gate.shape)
 
+    def gelu_mul(self, gate: Value, up: Value) -> Value:
+        """gelu(gate) · up, with gelu by tanh."""
+        return self._unary("gelu_mul", {"gate": gate, "up": up}, gate.shape)
+
     def rope(self, x: Value, inv_freq: Value, heads: int, head_dim: int, scale: float = 1.0) -> Value:
         """Rotate the first 2·len(inv_freq) dimensions of each head by the token's position."""
         operands = {"x": x, "positions": self.positions, "inv_freq": inv_freq}

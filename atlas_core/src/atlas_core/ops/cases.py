@@ -108,6 +108,11 @@ def silu_mul(rng: Rng, large: bool) -> Iterator[Trial]:
         yield from _rowwise(rng, large, ("gate", "up"), scale=20.0)
 
 
+def gelu_mul(rng: Rng, large: bool) -> Iterator[Trial]:
+    """As of silu_mul."""
+    return silu_mul(rng, large)
+
+
 def linear(rng: Rng, large: bool) -> Iterator[Trial]:
     """Matrix products; the last sizes of each row of R are logits in float32."""
     sizes = (
@@ -317,6 +322,7 @@ def _updates(batch: Batch) -> list[tuple[int, int]]:
 GENERATORS: Mapping[str, Generate] = {
     "step_begin": step_begin, "embed": embed, "rms_norm": rms_norm, "add": add, "bias_add": bias_add, "linear": linear,
     "rope": rope, "kv_append": kv_append, "paged_attention": paged_attention, "silu_mul": silu_mul,
+    "gelu_mul": gelu_mul,
     "gather_rows": gather_rows, **heads_cases.GENERATORS, **moe_cases.GENERATORS, **recurrent_cases.GENERATORS,
     **sampling_cases.GENERATORS,
 }  # fmt: skip

@@ -120,6 +120,15 @@ FORWARD_OPS = (
         "SwiGLU gate",
     ),
     Op(
+        "gelu_mul",
+        (_activation("gate"), _activation("up"), _Y),
+        (),
+        ref.gelu_mul,
+        ROUNDED,
+        lambda shapes, attrs: 9 * shapes["gate"][0] * shapes["gate"][1],
+        "GeGLU gate",
+    ),
+    Op(
         "gather_rows",
         (_X, Operand("logits_rows", "input", dtype=_I32), _Y),
         (),

@@ -123,6 +123,13 @@ def silu_mul(a: Arrays, attrs: Attrs) -> None:
     a["y"] = (gate / (1 + np.exp(-gate)) * a["up"]).astype(np.float32)
 
 
+def gelu_mul(a: Arrays, attrs: Attrs) -> None:
+    """gelu(gate) · up (GeGLU; Shazeer, 2020), with gelu by tanh (Hendrycks and Gimpel, 2016): g · (1 + tanh(√(2/π)·(g + 0.044715·g³))) / 2."""
+    gate = a["gate"].astype(np.float64)
+    inner = np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3)
+    a["y"] = (gate * (1 + np.tanh(inner)) / 2 * a["up"]).astype(np.float32)
+
+
 def gather_rows(a: Arrays, attrs: Attrs) -> None:
     """The rows whose logits are wanted."""
     a["y"] = a["x"][a["logits_rows"]]

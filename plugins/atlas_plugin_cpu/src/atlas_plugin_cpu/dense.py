@@ -105,6 +105,12 @@ class SiluMul(_Rows):
     op, x, operands = "silu_mul", "gate", ("gate", "up", "y")
 
 
+class GeluMul(_Rows):
+    """GeGLU gate."""
+
+    op, x, operands = "gelu_mul", "gate", ("gate", "up", "y")
+
+
 class Rope(CpuImplementation):
     """Angles in double precision, so that late positions are as exact as early ones."""
 

@@ -17,6 +17,7 @@ def implementations() -> list[OpImplementation]:
         cached.KvAppend(),
         cached.PagedAttention(),
         dense.SiluMul(),
+        dense.GeluMul(),
         dense.GatherRows(),
         heads.HeadRmsNorm(),
         heads.GatedRmsNorm(),

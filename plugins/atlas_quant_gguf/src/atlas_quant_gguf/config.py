@@ -19,12 +19,17 @@ _CLASSES = {
     "llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM",
     "qwen3moe": "Qwen3MoeForCausalLM", "qwen3next": "Qwen3NextForCausalLM",
     "qwen35": "Qwen3_5ForConditionalGeneration", "qwen35moe": "Qwen3_5MoeForConditionalGeneration",
+    "gemma3": "Gemma3ForCausalLM",
 }  # fmt: skip
-_MODEL_TYPES = {"qwen3moe": "qwen3_moe", "qwen3next": "qwen3_next", "qwen35": "qwen3_5", "qwen35moe": "qwen3_5_moe"}
+_MODEL_TYPES = {
+    "qwen3moe": "qwen3_moe", "qwen3next": "qwen3_next", "qwen35": "qwen3_5", "qwen35moe": "qwen3_5_moe",
+    "gemma3": "gemma3_text",
+}  # fmt: skip
 """Where the two worlds spell a family differently."""
 HYBRIDS = ("qwen3next", "qwen35", "qwen35moe")
 """Layers of linear attention between those of full attention."""
 _SOFTMAX = 1
+_GEMMA_27B = 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +71,8 @@ def hub_config(header: GgufHeader, path: Path, read: Callable[[str], memoryview]
     elif architecture in ("qwen3", "qwen3moe"):
         values["attention_bias"] = False
         values |= _experts(keys) if architecture == "qwen3moe" else {}
+    elif architecture == "gemma3":
+        values |= _gemma(keys, values)
     else:
         values["use_sliding_window"] = False
     keys.check_all_used()
@@ -260,6 +267,23 @@ def _experts(keys: _Keys) -> dict[str, Any]:
         "num_experts_per_tok": keys.integer("expert_used_count"),
         "moe_intermediate_size": keys.integer("expert_feed_forward_length"),
         "norm_topk_prob": True,
+    }
+
+
+def _gemma(keys: _Keys, common: Mapping[str, Any]) -> dict[str, Any]:
+    """Windows of attention. The format says neither how scores are scaled nor, in older files, which layers are full ones.
+
+    llama.cpp knows the one model whose scores are not scaled by its head size by its 62 layers.
+    """
+    layers = common["num_hidden_layers"]
+    scalar = common["hidden_size"] // common["num_attention_heads"] if layers == _GEMMA_27B else common["head_dim"]
+    return {
+        "hidden_act": "gelu_pytorch_tanh",
+        "sliding_window": keys.integer("attention.sliding_window"),
+        "sliding_window_pattern": keys.integer("attention.sliding_window_pattern", 6),
+        "rope_theta": keys.real("rope.freq_base", 1_000_000.0),
+        "rope_local_base_freq": keys.real("rope.freq_base_swa", 10_000.0),
+        "query_pre_attn_scalar": scalar,
     }
 
 

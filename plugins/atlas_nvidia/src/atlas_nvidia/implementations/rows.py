@@ -131,6 +131,12 @@ class SiluMul(Elementwise):
     op, name, entry, first, second = "silu_mul", "silu_mul", "silu_mul", "gate", "up"
 
 
+class GeluMul(Elementwise):
+    """GeGLU."""
+
+    op, name, entry, first, second = "gelu_mul", "gelu_mul", "gelu_mul", "gate", "up"
+
+
 class BiasAdd(Implementation):
     """One vector to every row."""
 
@@ -199,5 +205,5 @@ class Rope(Implementation):
 
 ALL: tuple[OpImplementation, ...] = (
     StepBegin(), GatherRows(),
-    *(make(element) for element in ELEMENTS for make in (Embed, Add, AddActivations, SiluMul, BiasAdd, RmsNorm, Rope)),
+    *(make(element) for element in ELEMENTS for make in (Embed, Add, AddActivations, SiluMul, GeluMul, BiasAdd, RmsNorm, Rope)),
 )  # fmt: skip

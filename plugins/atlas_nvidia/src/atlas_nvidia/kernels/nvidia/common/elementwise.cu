@@ -106,6 +106,24 @@ silu_mul(const int32_t* counts, int32_t live_word, const uint16_t* gate, const u
     store(y, p.element, pack8(a));
 }
 
+// gelu by tanh: with u = sqrt(2/pi) * (x + 0.044715 * x^3), (1 + tanh(u)) / 2 is the sigmoid of 2u.
+__device__ inline float gelu(float x) { return x * sigmoid(1.59576912160573071176f * x * (1.0f + 0.044715f * x * x)); }
+
+extern "C" __global__ void __launch_bounds__(256)
+gelu_mul(const int32_t* counts, int32_t live_word, const uint16_t* gate, const uint16_t* up, uint16_t* y,
+         int32_t width) {
+    admit_successor();
+    wait_for_predecessor();
+    const Place p = place(counts[live_word], width);
+    if (!p.live) return;
+    float a[8], b[8];
+    unpack(load16(gate + p.element), a);
+    unpack(load16(up + p.element), b);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) a[i] = gelu(a[i]) * b[i];
+    store(y, p.element, pack8(a));
+}
+
 // A gate for each feature, or one for the row (``gates`` is 1).
 extern "C" __global__ void __launch_bounds__(256)
 sigmoid_mul(const int32_t* counts, int32_t live_word, const uint16_t* x, const uint16_t* gate, uint16_t* y,

@@ -101,6 +101,20 @@ void silu_mul(const int32_t* counts, int32_t live, const float* gate, const floa
     }
 }
 
+// By tanh: with u = sqrt(2/pi) * (g + 0.044715 * g^3), (1 + tanh(u)) / 2 is the sigmoid of 2u.
+void gelu_mul(const int32_t* counts, int32_t live, const float* gate, const float* up, float* y, int32_t columns,
+              int task, int ntasks) {
+    const Share mine = share(counts[live], task, ntasks);
+    for (int row = mine.first; row < mine.last; ++row) {
+        const size_t base = static_cast<size_t>(row) * columns;
+        across(columns, [&](int k, int n) ATLAS_FLAT {
+            const f32x16 g = take(gate + base + k, n);
+            const f32x16 twice = 1.59576912160573071176f * g * fma(g * g, splat(0.044715f), splat(1.0f));
+            put(y + base + k, g / (1.0f + exponential(-twice)) * take(up + base + k, n), n);
+        });
+    }
+}
+
 void rope(const int32_t* counts, const float* x, const int32_t* positions, const float* inv_freq, float* y,
           int32_t heads, int32_t head_dim, int32_t half, float scale, int task, int ntasks) {
     const Share mine = share(counts[ATLAS_TOKENS], task, ntasks);
