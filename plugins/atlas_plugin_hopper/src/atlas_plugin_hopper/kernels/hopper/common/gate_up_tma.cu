@@ -24,9 +24,8 @@ gate_up_tma(const int32_t* counts, const __grid_constant__ CUtensorMap x, const 
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 const int token = tile.token + half * 8;
-                if (token >= live) continue;
                 const int64_t line = static_cast<int64_t>(token) * rows;
-                store_elements<0, SHARE / 8>(acc, half, rows - first, y + line + first);
+                store_elements<0, SHARE / 8>(acc, half, rows - first, token < live, y + line + first);
             }
         });
 }

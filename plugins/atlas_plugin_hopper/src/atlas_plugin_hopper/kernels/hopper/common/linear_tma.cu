@@ -106,13 +106,13 @@ linear_tma(const int32_t* counts, int32_t live_word, const __grid_constant__ CUt
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const int token = tile.token + half * 8;
-            if (token >= live) continue;
             const int64_t line = static_cast<int64_t>(token) * rows;
             if (y_f32) {
+                if (token >= live) continue;
                 store_floats<FIRST, COUNT>(acc, half, first, rows, residual, static_cast<float*>(y), line);
             } else {
                 const int from = first + FIRST * 8;
-                store_elements<FIRST, COUNT>(acc, half, rows - from, static_cast<uint16_t*>(y) + line + from);
+                store_elements<FIRST, COUNT>(acc, half, rows - from, token < live, static_cast<uint16_t*>(y) + line + from);
             }
         }
     };

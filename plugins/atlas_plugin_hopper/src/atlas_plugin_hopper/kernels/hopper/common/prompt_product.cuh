@@ -96,23 +96,26 @@ __device__ inline void tile_product(float (&acc)[ROWS / 8][4], uint64_t x, uint6
     }
 }
 
-// Narrowed sums of one token from group FIRST on, COUNT groups, to `to`, which has room for `rows` of them. Neighbouring lanes
-// exchange, so that each has four neighbours of every second group: whole sectors.
+// Narrowed sums of one token from group FIRST on, COUNT groups, to `to`, which has room for `rows` of them; nothing where not `live`.
+// Neighbouring lanes exchange, so that each has four neighbours of every second group: whole sectors. All lanes of a warp
+// come here, with the same `rows`: shuffles among some of them would have to find out who is there, each time.
 template <int FIRST, int COUNT>
-__device__ inline void store_elements(const Sums& acc, int half, int rows, uint16_t* to) {
+__device__ inline void store_elements(const Sums& acc, int half, int rows, bool live, uint16_t* to) {
     const int lane = threadIdx.x % 4, odd = lane & 1;
-    const uint32_t members = 0xfu << (threadIdx.x % WARP / 4 * 4);  // those of one token
+    const bool whole = rows >= COUNT * 8;
+    to += odd * 8 + (lane - odd) * 2;
+    rows -= odd * 8 + (lane - odd) * 2;
 #pragma unroll
     for (int j = 0; j < COUNT; j += 2) {
         const uint32_t even_group = pack(acc[FIRST + j][2 * half], acc[FIRST + j][2 * half + 1]);
         const uint32_t odd_group = pack(acc[FIRST + j + 1][2 * half], acc[FIRST + j + 1][2 * half + 1]);
         const uint32_t kept = odd ? odd_group : even_group;
-        const uint32_t given = __shfl_xor_sync(members, odd ? even_group : odd_group, 1);
-        const int row = (j + odd) * 8 + (lane - odd) * 2;
-        if (row + 4 <= rows) {
-            *reinterpret_cast<uint2*>(to + row) = odd ? make_uint2(given, kept) : make_uint2(kept, given);
-        } else if (row < rows) {
-            *reinterpret_cast<uint32_t*>(to + row) = odd ? given : kept;
+        const uint32_t given = __shfl_xor_sync(~0u, odd ? even_group : odd_group, 1);
+        const uint2 four = odd ? make_uint2(given, kept) : make_uint2(kept, given);
+        if (live && (whole || j * 8 + 4 <= rows)) {
+            *reinterpret_cast<uint2*>(to + j * 8) = four;
+        } else if (live && j * 8 < rows) {
+            *reinterpret_cast<uint32_t*>(to + j * 8) = four.x;
         }
     }
 }

@@ -1,6 +1,7 @@
 // Query, key and value projections of normalised tokens of prompts, norms of heads where there are any, rotation, and the
 // write into pages. A tile is whole heads of one kind, and a thread has both dimensions of every pair that it turns.
 #include "prompt_product.cuh"
+#include "turns.cuh"
 
 #ifndef HEAD_DIM
 #define HEAD_DIM 128
@@ -18,56 +19,72 @@ struct Places {
     int position[2], page[2];
 };
 
-// What each head of both tokens is divided by.
-__device__ void sizes(const Sums& acc, float eps, float (&factor)[2][HEADS]) {
+// What every head is turned by, in shared memory: turns of pairs (turns.cuh), and the weights of the norms of query and key heads.
+struct Turning {
+    float4 turns[HEAD_DIM / 4];
+    float2 norms[2][HEAD_DIM / 2];
+};
+
+// What each head of one token is multiplied by.
+__device__ inline void sizes(const Sums& acc, int half, float eps, float (&factor)[HEADS]) {
 #pragma unroll
-    for (int half = 0; half < 2; ++half)
+    for (int head = 0; head < HEADS; ++head) {
+        float square[2] = {};
 #pragma unroll
-        for (int head = 0; head < HEADS; ++head) {
-            float square = 0.0f;
+        for (int j = 0; j < GROUPS; ++j)
 #pragma unroll
-            for (int j = 0; j < GROUPS; ++j)
-#pragma unroll
-                for (int e = 0; e < 2; ++e) {
-                    const float v = acc[head * GROUPS + j][2 * half + e];
-                    square += v * v;
-                }
-            square += __shfl_xor_sync(~0u, square, 1);
-            square += __shfl_xor_sync(~0u, square, 2);
-            factor[half][head] = rsqrtf(square / HEAD_DIM + eps);
-        }
+            for (int e = 0; e < 2; ++e) {
+                const float v = acc[head * GROUPS + j][2 * half + e];
+                square[e] += v * v;
+            }
+        square[0] += square[1];
+        square[0] += __shfl_xor_sync(~0u, square[0], 1);
+        square[0] += __shfl_xor_sync(~0u, square[0], 2);
+        factor[head] = rsqrtf(square[0] / HEAD_DIM + eps);
+    }
 }
 
-// Heads of both tokens turned, `normed` before. Both vectors lie in shared memory.
-__device__ void turn(Sums& acc, const Places& places, bool normed, const float* norm, float eps, const float* inv_freq, float scale) {
-    float factor[2][HEADS];
-    if (normed) sizes(acc, eps, factor);
+// Heads of one token turned, where NORMED multiplied by their factors and the weights of a norm before.
+template <bool NORMED>
+__device__ void turn(Sums& acc, int half, int position, const Turning& turning, const float2* norm, float eps, float scale) {
+    float factor[HEADS];
+    if constexpr (NORMED) sizes(acc, half, eps, factor);
+    const float place = static_cast<float>(position);
 #pragma unroll
-    for (int j = 0; j < HALF; ++j)
+    for (int j = 0; j < HALF; ++j) {
+        const int pairs = j * 4 + threadIdx.x % 4;
+        const float4 turns = turning.turns[pairs];
+        float2 low_by = make_float2(1.0f, 1.0f), high_by = low_by;
+        if constexpr (NORMED) {
+            low_by = norm[pairs];
+            high_by = norm[HEAD_DIM / 4 + pairs];
+        }
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
-            const int pair = j * 8 + threadIdx.x % 4 * 2 + e;
-            const float frequency = inv_freq[pair];
-            const float low_by = normed ? norm[pair] : 1.0f;
-            const float high_by = normed ? norm[HEAD_DIM / 2 + pair] : 1.0f;
+            float sine, cosine;
+            rotation_of_turns(place, e ? make_float2(turns.z, turns.w) : make_float2(turns.x, turns.y), scale, sine, cosine);
+            const float low_weight = e ? low_by.y : low_by.x, high_weight = e ? high_by.y : high_by.x;
 #pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                float sine, cosine;
-                rotation(places.position[half], frequency, scale, sine, cosine);
-#pragma unroll
-                for (int head = 0; head < HEADS; ++head) {
-                    float& low = acc[head * GROUPS + j][2 * half + e];
-                    float& high = acc[head * GROUPS + HALF + j][2 * half + e];
-                    if (normed) {
-                        low *= factor[half][head] * low_by;
-                        high *= factor[half][head] * high_by;
-                    }
-                    const float turned = low * cosine - high * sine;
-                    high = high * cosine + low * sine;
-                    low = turned;
+            for (int head = 0; head < HEADS; ++head) {
+                float& low = acc[head * GROUPS + j][2 * half + e];
+                float& high = acc[head * GROUPS + HALF + j][2 * half + e];
+                if constexpr (NORMED) {
+                    low *= factor[head] * low_weight;
+                    high *= factor[head] * high_weight;
                 }
+                const float turned = low * cosine - high * sine;
+                high = high * cosine + low * sine;
+                low = turned;
             }
         }
+    }
+}
+
+// The first `heads` heads of one token, `next` elements from one to the next.
+template <int HEAD>
+__device__ void store_heads(const Sums& acc, int half, int heads, bool live, int64_t next, uint16_t* to) {
+    if (HEAD < heads) store_elements<HEAD * GROUPS, GROUPS>(acc, half, HEAD_DIM, live, to + HEAD * next);
+    if constexpr (HEAD + 1 < HEADS) store_heads<HEAD + 1>(acc, half, heads, live, next, to);
 }
 
 }  // namespace
@@ -81,13 +98,13 @@ qkv_tma(const int32_t* counts, const __grid_constant__ CUtensorMap x, const __gr
         int32_t kv_heads, int32_t page_tokens, int32_t slot_stride, int32_t table_offset, int32_t q_type, int32_t k_type,
         float rope_scale, float eps) {
     extern __shared__ __align__(1024) unsigned char shared[];
-    __shared__ float norms[2][HEAD_DIM], frequencies[HEAD_DIM / 2];
+    __shared__ Turning turning;
     admit_successor();
-    for (int i = threadIdx.x; i < HEAD_DIM; i += PROMPT_THREADS) {
-        if (i < HEAD_DIM / 2) frequencies[i] = inv_freq[i];
+    for (int i = threadIdx.x; i < HEAD_DIM / 2; i += PROMPT_THREADS) {
+        reinterpret_cast<float2*>(turning.turns)[i] = turns_of(inv_freq[i]);
         if (q_norm == nullptr) continue;
-        norms[0][i] = load_element(q_norm, i, q_type);
-        norms[1][i] = load_element(k_norm, i, k_type);
+        turning.norms[0][i] = make_float2(load_element(q_norm, 2 * i, q_type), load_element(q_norm, 2 * i + 1, q_type));
+        turning.norms[1][i] = make_float2(load_element(k_norm, 2 * i, k_type), load_element(k_norm, 2 * i + 1, k_type));
     }
     __syncthreads();
     const int live = counts[ATLAS_TOKENS];
@@ -122,28 +139,25 @@ qkv_tma(const int32_t* counts, const __grid_constant__ CUtensorMap x, const __gr
         },
         [&](Sums& acc, const Tile& tile, const Places& places) {
             int column = tile.column;
-            const int kind = kind_of(column), head = column * HEADS, room = ((kind == 0 ? q_heads : kv_heads) - head) * HEAD_DIM;
-            if (kind < 2) {
-                turn(acc, places, q_norm != nullptr, norms[kind], eps, frequencies, rope_scale);
+            const int kind = kind_of(column), first = column * HEADS, heads = min(HEADS, (kind == 0 ? q_heads : kv_heads) - first);
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const int position = places.position[half];
+                if (kind == 2) break;
+                if (q_norm != nullptr) {
+                    turn<true>(acc, half, position, turning, turning.norms[kind], eps, rope_scale);
+                } else {
+                    turn<false>(acc, half, position, turning, nullptr, eps, rope_scale);
+                }
             }
-            const int64_t next = static_cast<int64_t>(page_tokens) * HEAD_DIM;
+            const int64_t next = kind == 0 ? HEAD_DIM : static_cast<int64_t>(page_tokens) * HEAD_DIM;
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 const int token = tile.token + half * 8;
-                if (token >= live) continue;
-                if (kind == 0) {
-                    uint16_t* to = q + (static_cast<int64_t>(token) * q_heads + head) * HEAD_DIM;
-                    store_elements<0, PROMPT_ROWS / 8>(acc, half, room, to);
-                    continue;
-                }
-                uint16_t* to = cache + page_element(places.page[half], kind - 1, head, places.position[half] % page_tokens,
-                                                    kv_heads, page_tokens, HEAD_DIM);
-                store_elements<0, GROUPS>(acc, half, room, to);
-                if constexpr (HEADS > 1) store_elements<GROUPS, GROUPS>(acc, half, room - HEAD_DIM, to + next);
-                if constexpr (HEADS > 2) {
-                    store_elements<2 * GROUPS, GROUPS>(acc, half, room - 2 * HEAD_DIM, to + 2 * next);
-                    store_elements<3 * GROUPS, GROUPS>(acc, half, room - 3 * HEAD_DIM, to + 3 * next);
-                }
+                uint16_t* to = kind == 0 ? q + (static_cast<int64_t>(token) * q_heads + first) * HEAD_DIM
+                                         : cache + page_element(places.page[half], kind - 1, first,
+                                                                places.position[half] % page_tokens, kv_heads, page_tokens, HEAD_DIM);
+                store_heads<0>(acc, half, heads, token < live, next, to);
             }
         });
 }
