@@ -88,6 +88,18 @@ def install(source: Path, target: Path) -> Site:
 
 
 @pytest.fixture(scope="session")
+def installed() -> Callable[[Path, Path], Site]:
+    """``install``, for distributions that only one module needs."""
+    return install
+
+
+@pytest.fixture(scope="session", name="pattern")
+def _pattern() -> Callable[[str], re.Pattern[str]]:
+    """``pattern``, for pages that only one module follows."""
+    return pattern
+
+
+@pytest.fixture(scope="session")
 def blocks() -> dict[str, str]:
     """The pages' blocks of code that carry a name, by it: ``<!-- said: conflict -->`` above the fence names one."""
     text = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
