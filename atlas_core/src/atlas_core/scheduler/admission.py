@@ -102,15 +102,16 @@ def _fields(params: SamplingParams, length: int, seed: int, limits: Limits) -> d
 
 
 def _check_tokens(name: str, tokens: Iterable[int], limits: Limits) -> None:
-    for token in tokens:
-        if not 0 <= token < limits.vocab_size:
-            raise RequestError(
-                f"{name} names token {token}",
-                f"the vocabulary has {limits.vocab_size} tokens",
-                "send ids of this model's tokenizer",
-                field=name,
-                code="invalid_token",
-            )
+    found = tuple(tokens)
+    if found and not 0 <= min(found) <= max(found) < limits.vocab_size:
+        token = next(token for token in found if not 0 <= token < limits.vocab_size)
+        raise RequestError(
+            f"{name} names token {token}",
+            f"the vocabulary has {limits.vocab_size} tokens",
+            "send ids of this model's tokenizer",
+            field=name,
+            code="invalid_token",
+        )
 
 
 def _check_pools(params: SamplingParams, pairs: int, limits: Limits) -> None:

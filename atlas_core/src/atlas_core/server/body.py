@@ -10,6 +10,8 @@ from atlas_core.vocab.errors import RequestError
 MAX_DEPTH = 64
 """Objects and arrays inside one another. JSON schemas of tools, the deepest thing that is sent, stay far below."""
 
+_NESTED = {dict, list}
+"""What json.loads makes of objects and arrays."""
 _ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
@@ -88,7 +90,9 @@ def _check(value: Any, *, surrogates: bool) -> None:
                 for text in (*node, *children) if isinstance(node, dict) else node:
                     if isinstance(text, str):
                         _check_text(text)
-            below += [child for child in children if isinstance(child, dict | list)]
+            # Prompts are lists of many thousand ids, and all running streams wait for this thread.
+            if not _NESTED.isdisjoint(map(type, children)):
+                below += [child for child in children if type(child) in _NESTED]
         if not below:
             return
         level = below

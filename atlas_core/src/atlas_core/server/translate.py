@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from atlas_core.server.schema import (
     DEFAULT_COMPLETION_TOKENS,
@@ -179,9 +179,9 @@ def check_prompt(ids: Sequence[int], info: Ready, field: str, *, answered: bool 
 
 def check_ids(ids: Sequence[int], vocab_size: int, field: str) -> tuple[int, ...]:
     """``ids`` as a tuple. Raises RequestError for the first that is no token of the vocabulary."""
-    for index, token in enumerate(ids):
-        if not 0 <= token < vocab_size:
-            raise _no_token(token, vocab_size, f"{field}[{index}]")
+    if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
+        index, token = next((index, token) for index, token in enumerate(ids) if not 0 <= token < vocab_size)
+        raise _no_token(token, vocab_size, f"{field}[{index}]")
     return tuple(ids)
 
 
@@ -189,14 +189,14 @@ def split_prompts(prompt: str | Sequence[str | int | list[int]], field: str = "p
     """The prompts in the one ``field`` that may be a text, several, ids, or several lists of ids. Raises RequestError for a mixture."""
     if isinstance(prompt, str):
         return [prompt]
-    kinds = {type(part) for part in prompt}
+    kinds = set(map(type, prompt))
     if len(kinds) != 1:
         raise RequestError(
             f"{field} mixes texts, ids and lists of ids", "which of them are prompts of their own cannot be told",
             "send one text, or a list of one kind", field=field, code="invalid_value",
         )  # fmt: skip
     if kinds == {int}:
-        return [[part for part in prompt if isinstance(part, int)]]
+        return [cast("list[int]", list(prompt))]
     return [part for part in prompt if not isinstance(part, int)]
 
 
