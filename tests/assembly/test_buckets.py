@@ -4,20 +4,30 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atlas_core.assembly.plan import buckets
+from atlas_core.assembly.plan import buckets, mixed_steps
 from atlas_core.ops.step import SlotLayout
 from atlas_core.scheduler.limits import Limits
 from atlas_core.settings import Settings
+from atlas_core.vocab.errors import UsageError
 
 SHORT = 1024
 
 
-def listed(rows=40, prefill=8192, mixed=None, longest=9216, bucketed=True, tile=1):
+def listed(rows=40, prefill=8192, mixed=None, longest=9216, bucketed=True, steps=()):
     layout = SlotLayout(rows, (longest // 64,), 8)
+    settings = Settings(max_batch_size=rows, max_prefill_tokens=prefill, max_mixed_tokens=mixed, mixed_steps=steps)
     limits = Limits(
-        layout, 64, (longest // 64 * rows,), 100, longest, prefill, 0, 4, max_mixed_tokens=mixed, mixed_tile=tile
+        layout,
+        64,
+        (longest // 64 * rows,),
+        100,
+        longest,
+        prefill,
+        0,
+        4,
+        max_mixed_tokens=mixed,
+        mixed_steps=mixed_steps(settings),
     )
-    settings = Settings(max_batch_size=rows, max_prefill_tokens=prefill, max_mixed_tokens=mixed, mixed_tile=tile)
     return limits, buckets(settings, limits, bucketed)
 
 
@@ -42,9 +52,18 @@ def test_a_full_mixed_step_pays_for_no_token_that_is_not_there(mixed, own):
         assert all(decodes + limits.prompt_tokens(decodes) == mixed for decodes in range(1, 41))
 
 
-def test_steps_of_whole_tiles_have_graphs_of_their_own():
-    _, found = listed(mixed=496, tile=128)
-    assert {128, 256, 384, 496} <= {bucket.tokens for bucket in found if bucket.max_query > 1}
+def test_steps_that_fill_the_machine_have_graphs_of_their_own():
+    limits, found = listed(mixed=496, steps=("384", "128:200", "640:700"))
+    assert limits.mixed_steps == ((128, 200), (384, 384), (640, 700))
+    prompts = {bucket.tokens for bucket in found if bucket.max_query > 1}
+    assert {128, 384, 496} <= prompts
+    assert 640 not in prompts
+
+
+@pytest.mark.parametrize("steps", [("128", "128:130"), ("128", "256:128")])
+def test_more_tokens_that_cost_no_more_are_refused(steps):
+    with pytest.raises(UsageError, match="takes longer"):
+        mixed_steps(Settings(mixed_steps=steps))
 
 
 def test_short_prompts_are_captured_in_steps_of_fitting_sizes():

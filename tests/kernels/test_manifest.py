@@ -80,13 +80,15 @@ def test_a_hardware_manifest_is_read_whole():
     manifest = parse_hardware_manifest(
         HARDWARE
         + "extends = 'base'\nflags = ['-DX']\nsm_count = 132\nmemory_bandwidth_gbps = 4800\nmemory_type = 'HBM3e'\n"
-        "memory_gb = 141.0\n[defaults]\nmax_batch_size = { value = 64, evidence = 'throughput is flat beyond' }\n",
+        "memory_gb = 141.0\n[defaults]\nmax_batch_size = { value = 64, evidence = 'throughput is flat beyond' }\n"
+        "mixed_steps = { value = ['256:320', '384'], evidence = 'two widths of tiles' }\n",
         "HARDWARE.toml",
     )
     assert (manifest.name, manifest.vendor, manifest.archs, manifest.extends) == ("toy", "cpu", ("native",), "base")
     assert (manifest.sm_count, manifest.memory_bandwidth_gbps, manifest.memory_gb) == (132, 4800.0, 141.0)
     assert manifest.defaults[0].value == 64
     assert manifest.defaults[0].evidence == "throughput is flat beyond"
+    assert manifest.defaults[1].value == ("256:320", "384")
 
 
 @pytest.mark.parametrize(
@@ -99,6 +101,7 @@ def test_a_hardware_manifest_is_read_whole():
         (HARDWARE + "[defaults]\nmax_batch_size = 64", "has no evidence"),
         (HARDWARE + "[defaults]\nmax_batch_size = { value = 64, evidence = 'e', note = 'n' }", "unknown key 'note'"),
         (HARDWARE + "[defaults]\nmax_batch_size = { value = [], evidence = 'e' }", "must be a number"),
+        (HARDWARE + "[defaults]\nmixed_steps = { value = [384], evidence = 'e' }", "an array of strings, found [384]"),
     ],
 )
 def test_what_is_wrong_with_a_hardware_manifest_is_named(text, says):

@@ -1,6 +1,7 @@
 """What a step takes of prompts: never more than it may, at equal cost behind every context, in whole tiles."""
 
 from dataclasses import replace
+from fractions import Fraction
 
 import pytest
 from harness import LIMITS, Harness, request
@@ -10,62 +11,96 @@ from scripted import oracle
 
 from atlas_core.scheduler.allowance import Allowance
 
-LLAMA = replace(LIMITS, max_prefill_tokens=8192, max_mixed_tokens=496, mixed_tile=128, even_context=26_630)
+STEPS = ((128, 200), (256, 320), (384, 384), (512, 500))
+LLAMA = replace(LIMITS, max_prefill_tokens=8192, max_mixed_tokens=496, mixed_steps=STEPS, even_context=26_630)
+ENDLESS = 10**6
 
 
 @st.composite
 def cases(draw):
+    sizes, costs = (sorted(draw(st.sets(st.integers(1, 1200), min_size=4, max_size=4))) for _ in range(2))
     limits = replace(
         LIMITS,
         max_prefill_tokens=draw(st.integers(1, 2000)),
         max_mixed_tokens=draw(st.none() | st.integers(1, 1000)),
-        mixed_tile=draw(st.sampled_from([1, 64, 128])),
+        mixed_steps=draw(st.sampled_from([(), STEPS, tuple(zip(sizes, costs, strict=True))])),
         even_context=draw(st.none() | st.integers(1, 100_000)),
     )
     prompts = st.lists(st.tuples(st.integers(1, 3000), st.integers(0, 200_000)), min_size=1, max_size=6)
     return limits, draw(st.integers(0, 300)), draw(prompts)
 
 
+def products(limits, tokens):
+    """What so many tokens cost without a context, read off the table."""
+    for size, cost in limits.mixed_steps:
+        if tokens <= size:
+            return cost
+    size, cost = limits.mixed_steps[-1] if limits.mixed_steps else (0, 0)
+    return cost + tokens - size
+
+
+def price(limits, decodes, taken):
+    """What a step costs that takes (tokens, context) of prompts, as a fraction of what it may."""
+    attention = sum(Fraction(count * context, limits.even_context or 1) for count, context in taken)
+    whole = products(limits, decodes + sum(count for count, _ in taken))
+    attended = attention if limits.even_context else 0
+    return (whole + attended) / Fraction(decodes + limits.prompt_tokens(decodes))
+
+
 @given(cases())
-def test_a_step_takes_no_more_than_it_may_and_ends_with_the_prompt_that_is_cut(case):
+def test_a_step_takes_and_costs_no_more_than_it_may_and_ends_with_the_prompt_that_is_cut(case):
     limits, decodes, prompts = case
     allowance, most = Allowance(limits, decodes), limits.prompt_tokens(decodes)
-    even = limits.even_context if decodes and limits.max_mixed_tokens else None
-    taken, cost, dearest, cut = 0, 0, 0, False
+    mixed = decodes and limits.max_mixed_tokens is not None
+    taken, cut = [], False
     for wanted, context in prompts:
         if not allowance:
-            assert cut or taken == most or cost >= most * even
             break
         assert not cut
         count = allowance.take(wanted, context)
         assert 1 <= count <= wanted
         cut = count < wanted
-        taken += count
-        cost += count * ((even or 0) + context)
-        dearest = max(dearest, (even or 0) + context)
-    assert taken <= most
-    if even:
-        assert cost <= most * even + dearest  # a token is had by everybody
+        taken.append((count, context))
+    assert sum(count for count, _ in taken) <= most
+    if not mixed:
+        assert cut or len(taken) == len(prompts) or sum(count for count, _ in taken) == most
+    elif price(limits, decodes, taken) > 1:
+        # Somebody gets on where nothing is within the budget, and a token is had by everybody.
+        *before, (count, context) = taken
+        smallest = next((size for size, _ in limits.mixed_steps if size > decodes), 0)
+        forced = (
+            not before and price(limits, decodes, [(1, context)]) > 1 and (not smallest or decodes + count <= smallest)
+        )
+        assert forced or (count == 1 and (not before or price(limits, decodes, [*before, (1, 0)]) <= 1))
 
 
-@given(cases())
-def test_a_cut_step_fills_tiles_unless_that_would_cost_half_of_the_prompt(case):
+@given(cases(), st.integers(0, 300), st.integers(0, 5000))
+def test_a_cut_prompt_gets_the_most_tokens_for_their_products(case, before, behind):
     limits, decodes, [(_, context), *_] = case
     if not decodes or limits.max_mixed_tokens is None:
         return
-    endless = 10**6
-    whole = Allowance(replace(limits, mixed_tile=1), decodes).take(endless, context)
-    count = Allowance(limits, decodes).take(endless, context)
-    assert whole // 2 <= count <= whole
-    assert count == whole or (decodes + count) % limits.mixed_tile == 0
-    assert whole - count < limits.mixed_tile
+    allowance, taken = Allowance(limits, decodes), []
+    if before:
+        taken = [(before, behind)]
+        if allowance.take(before, behind) < before or not allowance:
+            return
+    count = allowance.take(ENDLESS, context)
+    most = limits.prompt_tokens(decodes) - sum(count for count, _ in taken)
+    within = [n for n in range(1, most + 1) if price(limits, decodes, [*taken, (n, context)]) <= 1]
+
+    def worth(n):
+        whole = n + sum(count for count, _ in taken)
+        return Fraction(whole, products(limits, decodes + whole))
+
+    if within:
+        assert count in within
+        assert worth(count) == max(map(worth, within))
 
 
 @given(cases(), st.integers(0, 100_000))
 def test_the_longer_the_context_the_fewer_tokens_and_alone_it_does_not_matter(case, further):
     limits, decodes, [(wanted, context), *_] = case
-    flat = replace(limits, mixed_tile=1)
-    near, far = (Allowance(flat, decodes).take(wanted, c) for c in (context, context + further))
+    near, far = (Allowance(limits, decodes).take(ENDLESS, c) for c in (context, context + further))
     assert far <= near
     assert Allowance(limits, 0).take(wanted, context) == min(wanted, limits.max_prefill_tokens)
 
@@ -74,17 +109,30 @@ def test_the_longer_the_context_the_fewer_tokens_and_alone_it_does_not_matter(ca
     ("decodes", "wanted", "context", "taken"),
     [
         (32, 8000, 0, 352),
-        (32, 8000, 8000, 352),  # 464 tokens cost as much at the beginning as 357 do here
-        (32, 8000, 9000, 224),
+        (32, 8000, 8000, 352),  # 500 tokens without a context cost as much as 384 of which 352 have this one
+        (32, 8000, 9000, 331),
+        (32, 8000, 12000, 224),  # of 384 it would be 248: fewer for what products cost
         (32, 8000, 60000, 96),
-        (32, 460, 0, 460),  # what ends in this step is not cut
+        (32, 460, 0, 352),  # four tiles are beyond the budget
         (32, 40, 60000, 40),
-        (480, 8000, 0, 124),  # a quarter, which no tile fits in
+        (480, 8000, 0, 124),  # a quarter, in no size at all
         (0, 8000, 8000, 8000),
     ],
 )
 def test_pieces_of_a_prompt_of_an_8b_model(decodes, wanted, context, taken):
     assert Allowance(LLAMA, decodes).take(wanted, context) == taken
+
+
+def test_steps_of_a_long_prompt_cost_the_same_as_far_as_sizes_allow():
+    limits, context, costs = replace(LLAMA, max_mixed_tokens=470), 0, []
+    while context < 8000:
+        count = Allowance(limits, 32).take(8000 - context, context)
+        costs.append(price(limits, 32, [(count, context)]))
+        context += count
+    *costs, _ = costs  # the last one ends the prompt
+    assert len(costs) == 23
+    assert all(0.99 < cost <= 1 for cost in costs[-5:])  # where a full size would be too much
+    assert all(0.8 < cost < 1 for cost in costs[:-5])
 
 
 def test_pieces_get_shorter_along_a_prompt_and_its_text_is_the_same():
@@ -106,8 +154,12 @@ def test_pieces_get_shorter_along_a_prompt_and_its_text_is_the_same():
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"mixed_tile": 0}, {"even_context": 0}, {"max_mixed_tokens": 0}, {"max_waiting": -1}]
-)
+    "wrong",
+    [
+        {"mixed_steps": ((0, 1),)}, {"mixed_steps": ((8, 8), (8, 9))}, {"mixed_steps": ((8, 8), (9, 8))}, {"even_context": 0},
+        {"max_mixed_tokens": 0}, {"max_waiting": -1},
+    ],
+)  # fmt: skip
 def test_sizes_that_mean_nothing_are_refused(wrong):
-    with pytest.raises(ValueError, match="at least"):
+    with pytest.raises(ValueError, match=r"at least|more than"):
         replace(LIMITS, **wrong)

@@ -33,7 +33,7 @@ def workloads(draw):
         1000,
         prefix_cache=draw(st.booleans()),
         max_mixed_tokens=draw(st.none() | st.integers(1, 9)),
-        mixed_tile=draw(st.sampled_from([1, 2, 4])),
+        mixed_steps=draw(st.sampled_from([(), ((2, 2), (4, 3)), ((4, 5), (8, 7))])),
         even_context=draw(st.none() | st.integers(1, 40)),
     )
     if limits.prefix_cache and draw(st.booleans()):

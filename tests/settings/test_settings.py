@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atlas_core.settings import OPTIONS, OTHER_VARIABLES, Level, Settings, Source, read_settings, with_defaults
-from atlas_core.settings.kinds import choice, integer, many, seconds, size, text
+from atlas_core.settings.kinds import choice, filling, integer, many, read_filling, seconds, size, text
 from atlas_core.vocab.errors import UsageError
 
 HARDWARE = Source(Level.HARDWARE, "HARDWARE.toml of toy")
@@ -167,6 +167,18 @@ def test_sizes_that_are_none(told):
         size().parse(told)
 
 
+@pytest.mark.parametrize(("told", "value"), [("384", (384, 384)), ("256:320", (256, 320))])
+def test_sizes_of_steps(told, value):
+    assert filling().parse(told) == filling().accept(told) == told
+    assert read_filling(told) == value
+
+
+@pytest.mark.parametrize("told", ["", "0", "-1", "1:", ":1", "1:0", "1:2:3", "1 : 2", "٣", "1.5", 384, None])
+def test_sizes_of_steps_that_are_none(told):
+    with pytest.raises(ValueError, match="TOKENS:COST"):
+        filling().accept(told)
+
+
 @pytest.mark.parametrize("told", ["", "1.0", "٣", "1_0", " 1", "0x1", "9" * 30, "nan"])
 def test_integers_that_are_none(told):
     with pytest.raises(ValueError, match="whole number"):
@@ -192,7 +204,7 @@ def test_seconds_from_toml_are_finite():
             seconds().accept(tomllib.loads(told)["x"])
 
 
-KINDS = [integer(-5, 5), seconds(), size(), text(), choice("a", "b"), many(text()), many(integer(0))]
+KINDS = [integer(-5, 5), seconds(), size(), text(), choice("a", "b"), many(text()), many(integer(0)), many(filling())]
 
 
 @given(st.sampled_from(KINDS), st.text())

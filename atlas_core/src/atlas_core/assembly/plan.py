@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from atlas_core.assembly.machine import Machine
 from atlas_core.assembly.model import TRANSCODED, Model
@@ -15,6 +16,7 @@ from atlas_core.ops.primitives import PRIMITIVES
 from atlas_core.ops.step import SlotLayout
 from atlas_core.scheduler.limits import Limits
 from atlas_core.settings import Settings, with_defaults
+from atlas_core.settings.kinds import read_filling
 from atlas_core.settings.sources import Level, Source
 from atlas_core.vocab.dtype import DType
 from atlas_core.vocab.errors import ResolveError, UsageError
@@ -180,20 +182,32 @@ def make_limits(
 
     The line is a little longer than what the server lets in, since the server learns of a free place before the engine does.
     """
-    mixed, tile = settings.max_mixed_tokens, settings.mixed_tile
+    mixed, steps = settings.max_mixed_tokens, mixed_steps(settings)
     return Limits(
         layout.slots, layout.page_tokens, pages, model.spec.vocab_size, max_seq_len, settings.max_prefill_tokens,
-        layout.penalty_rows, settings.max_queue + layout.slots.slots, max_mixed_tokens=mixed, mixed_tile=tile,
-        even_context=even_context(program, mixed, tile) if mixed else None, prefix_cache=settings.prefix_cache,
+        layout.penalty_rows, settings.max_queue + layout.slots.slots, max_mixed_tokens=mixed, mixed_steps=steps,
+        even_context=even_context(program, mixed, steps[0][0] if steps else 1) if mixed else None, prefix_cache=settings.prefix_cache,
         snapshots=layout.snapshots,
     )  # fmt: skip
+
+
+def mixed_steps(settings: Settings) -> tuple[tuple[int, int], ...]:
+    """``Settings.mixed_steps`` as Limits have them. Raises UsageError when more tokens cost no more."""
+    steps = sorted(read_filling(step) for step in settings.mixed_steps)
+    for (size, cost), (larger, dearer) in pairwise(steps):
+        if larger == size or dearer <= cost:
+            raise UsageError(
+                f"{settings.source('mixed_steps')} says that {larger} tokens cost {dearer} and {size} cost {cost}",
+                "a step with more tokens takes longer", "give every size once, with what it costs",
+            )  # fmt: skip
+    return tuple(steps)
 
 
 def buckets(settings: Settings, limits: Limits, bucketed: bool) -> tuple[Bucket, ...]:
     """The closed list of shapes that are captured, smallest first.
 
     A backend that reads live counts everywhere needs one; others get one for each number of decoding rows, then one for each
-    number of tokens in a step that holds prompts, those of mixed steps among them: whole tiles, up to the most.
+    number of tokens in a step that holds prompts, those of mixed steps among them: their sizes, up to the most.
     """
     rows = settings.max_batch_size
     longest = min(settings.max_prefill_tokens, limits.max_seq_len)
@@ -202,10 +216,10 @@ def buckets(settings: Settings, limits: Limits, bucketed: bool) -> tuple[Bucket,
     if not bucketed:
         return (largest,)
     decode = [r for r in DECODE_ROWS if r < rows] + [rows]
-    mixed, tile = settings.max_mixed_tokens or tokens, settings.mixed_tile
+    mixed = settings.max_mixed_tokens or tokens
     often = {*PREFILL_TOKENS, mixed}
-    if settings.max_mixed_tokens and tile > 1:
-        often.update(range(tile, mixed, tile))
+    if settings.max_mixed_tokens:
+        often.update(size for size, _ in limits.mixed_steps if size < mixed)
     prefill = [t for t in sorted(often) if rows < t < tokens] + [tokens]
     return (
         *(Bucket(r, r, r, updates, 1) for r in decode),

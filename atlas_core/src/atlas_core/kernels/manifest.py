@@ -69,7 +69,7 @@ class ServingDefault:
     """A default that a machine proposes for a setting, with the measurement that speaks for it."""
 
     setting: str
-    value: bool | int | float | str
+    value: bool | int | float | str | tuple[str, ...]
     evidence: str
 
 
@@ -324,8 +324,11 @@ def _default(top: _Table, setting: str, value: Any, file: str) -> ServingDefault
     table = _Table(file, f"[defaults] {setting}", value)
     proposed, evidence = table.raw("value"), table.text("evidence")
     table.done()
-    if not isinstance(proposed, bool | int | float | str):
-        raise table.fail(f"value must be a number, a string or a truth value, found {proposed!r}", "State one value.")
+    if isinstance(proposed, list) and proposed and all(isinstance(item, str) for item in proposed):
+        proposed = tuple(proposed)
+    if not isinstance(proposed, bool | int | float | str | tuple):
+        why = f"value must be a number, a string, a truth value or an array of strings, found {proposed!r}"
+        raise table.fail(why, "State one value.")
     return ServingDefault(setting, proposed, evidence)
 
 

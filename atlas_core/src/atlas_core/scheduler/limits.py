@@ -1,6 +1,7 @@
 """The sizes within which the scheduler plans."""
 
 from dataclasses import dataclass
+from itertools import pairwise
 from math import lcm
 
 from atlas_core.ops.step import SlotLayout, Word
@@ -20,7 +21,9 @@ class Limits:
     counts prompt and generated tokens. ``max_prefill_tokens`` bounds the tokens of one step that are not a running
     sequence's next one, and ``max_mixed_tokens`` all tokens of a step in which running sequences get theirs, see
     ``prompt_tokens``. Of these, those of prompts count for more behind a context, twice behind ``even_context`` positions
-    (None: all alike), and a prompt that is cut leaves a step of whole tiles of ``mixed_tile`` tokens, see scheduler.allowance.
+    (None: all alike), and all together for as much as ``mixed_steps`` say, (tokens, cost in tokens): products of so many tokens, or of
+    any number between the size before and this one, take as long as ``cost`` tokens do where they fill the machine best. See
+    scheduler.allowance.
     ``max_waiting`` requests may wait beyond those that find a free slot; ``retry_after`` seconds are told to
     the refused. ``prefix_cache``: full pages are kept for prompts that begin alike.
 
@@ -41,7 +44,7 @@ class Limits:
     max_waiting: int
     retry_after: float = 1.0
     max_mixed_tokens: int | None = None
-    mixed_tile: int = 1
+    mixed_steps: tuple[tuple[int, int], ...] = ()
     even_context: int | None = None
     prefix_cache: bool = False
     snapshots: int = 0
@@ -55,8 +58,11 @@ class Limits:
             )
         mixed = self.max_prefill_tokens if self.max_mixed_tokens is None else self.max_mixed_tokens
         even = 1 if self.even_context is None else self.even_context
-        if min(self.max_prefill_tokens, mixed, self.layout.slots, self.mixed_tile, even) < 1:
-            raise ValueError("max_prefill_tokens, max_mixed_tokens, mixed_tile, even_context and slots are at least 1")
+        if min(self.max_prefill_tokens, mixed, self.layout.slots, even) < 1:
+            raise ValueError("max_prefill_tokens, max_mixed_tokens, even_context and slots are at least 1")
+        for (size, cost), (larger, dearer) in pairwise(((0, 0), *self.mixed_steps)):
+            if larger <= size or dearer <= cost:
+                raise ValueError("each of mixed_steps has more tokens and costs more than the one before")
         if self.max_waiting < 0:
             raise ValueError("max_waiting is at least 0")
         need = self.pages_for(self.max_seq_len)

@@ -91,6 +91,26 @@ def size() -> Kind:
     return Kind("SIZE", parse, accept)
 
 
+_FILLING = re.compile(r"([1-9][0-9]{0,6})(?::([1-9][0-9]{0,6}))?")
+
+
+def filling() -> Kind:
+    """``TOKENS`` or ``TOKENS:COST``, whole numbers above zero; it stays text, see read_filling."""
+
+    def accept(value: object) -> str:
+        if not isinstance(value, str) or _FILLING.fullmatch(value) is None:
+            raise ValueError("TOKENS or TOKENS:COST, such as 256:320")
+        return value
+
+    return Kind("TOKENS:COST", accept, accept)
+
+
+def read_filling(value: str) -> tuple[int, int]:
+    """(tokens, cost) of what ``filling`` takes."""
+    tokens, _, cost = value.partition(":")
+    return int(tokens), int(cost or tokens)
+
+
 def text(metavar: str = "TEXT") -> Kind:
     """Any text but the empty one: an empty value is nearly always a variable that was not set."""
 

@@ -5,7 +5,20 @@ from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Any
 
-from atlas_core.settings.kinds import Kind, choice, integer, many, number, origin, seconds, size, switch, text, url
+from atlas_core.settings.kinds import (
+    Kind,
+    choice,
+    filling,
+    integer,
+    many,
+    number,
+    origin,
+    seconds,
+    size,
+    switch,
+    text,
+    url,
+)
 from atlas_core.settings.sources import BUILT_IN, Level, Source
 
 _META = "atlas option"
@@ -201,11 +214,13 @@ class Settings:
         "make shorter pauses between tokens. Prompt tokens behind a long context count for more, as they take longer.",
         unset="a prompt's pieces are as long as alone",
     )
-    mixed_tile: int = _option(
-        1,
-        integer(1),
+    mixed_steps: tuple[str, ...] = _option(
+        (),
+        many(filling()),
         "Limits",
-        "Tokens that kernels take at once: a prompt that is cut for such a step fills whole tiles.",
+        "Sizes of such steps that fill the machine, and what their products cost, in tokens of the size that fills it best (as many as it "
+        "has, unless given): a prompt is cut where it gets the most tokens for that.",
+        unset="every token costs the same",
     )
     max_queue: int = _option(128, integer(0), "Limits", "Most requests that wait; further ones are answered 429.")
     max_body: int = _option(32 * 2**20, size(), "Limits", "Largest request body; larger ones are answered 413.")
