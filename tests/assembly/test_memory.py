@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from atlas_core.assembly.machine import choose_machine
-from atlas_core.assembly.memory import Weights, allocate, plan_memory, with_graphs
+from atlas_core.assembly.memory import Weights, allocate, begin_loading, plan_memory, with_graphs
 from atlas_core.assembly.model import open_model
 from atlas_core.assembly.plan import make_plan
 from atlas_core.plugins import discover
@@ -54,7 +54,8 @@ def run(planned, backend):
     plan, model = planned
     weights = Weights.of(plan, model)
     budget = plan_memory(plan, model, weights, 1 << 30, 1 << 30)
-    allocate(backend, backend.create_stream(), plan, model, weights, budget, lambda done, total, note: None)
+    held = begin_loading(backend, model, weights, budget, lambda done, total, note: None).finish()
+    allocate(backend, backend.create_stream(), plan, weights, budget, held.buffers)
     return budget
 
 

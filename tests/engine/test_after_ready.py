@@ -10,7 +10,7 @@ from test_on_the_cpu import requests
 
 from atlas_core.assembly.engine import Ledger, build
 from atlas_core.assembly.machine import choose_machine
-from atlas_core.assembly.memory import Weights, allocate, plan_memory, with_inputs
+from atlas_core.assembly.memory import Weights, allocate, begin_loading, plan_memory, with_inputs
 from atlas_core.assembly.model import open_model
 from atlas_core.assembly.plan import make_limits, make_plan
 from atlas_core.engine.inputs import InputLayout
@@ -78,7 +78,8 @@ def test_on_a_gpu_that_computes_nothing(monkeypatch):
     stream, weights = backend.create_stream(), Weights.of(plan, model)
     budget = plan_memory(plan, model, weights, *backend.memory())
     limits = make_limits(model, plan.settings, plan.layout, budget.max_seq_len, (budget.pages,), plan.program)
-    memory, inputs, states = allocate(backend, stream, plan, model, weights, budget, lambda done, total, note: None)
+    held = begin_loading(backend, model, weights, budget, lambda done, total, note: None).finish()
+    memory, inputs, states = allocate(backend, stream, plan, weights, budget, held.buffers)
     # Nobody computes what a step leaves, and what memory held before may be no token.
     backend.memset_async(memory.arena.address, 0, memory.arena.nbytes, stream)
     steps, results = [], Results(*(value.name for value in plan.program.results))

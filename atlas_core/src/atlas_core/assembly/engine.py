@@ -17,7 +17,7 @@ from atlas_core.assembly.early import begin_reading
 from atlas_core.assembly.environment import discover_plugins
 from atlas_core.assembly.garbage import kept_waiting
 from atlas_core.assembly.machine import Machine, choose_machine
-from atlas_core.assembly.memory import Weights, allocate, plan_memory, with_graphs, with_inputs
+from atlas_core.assembly.memory import Weights, allocate, begin_loading, plan_memory, with_graphs, with_inputs
 from atlas_core.assembly.model import Model, open_model
 from atlas_core.assembly.packed import PackedCache
 from atlas_core.assembly.plan import StepPlan, make_limits, make_plan
@@ -38,7 +38,6 @@ from atlas_core.plugins import Registry
 from atlas_core.plugins.load import load
 from atlas_core.runtime.bound import StepMemory, bind_step
 from atlas_core.runtime.budget import Budget
-from atlas_core.runtime.loader import WeightMemory
 from atlas_core.scheduler.limits import Limits
 from atlas_core.scheduler.scheduler import Scheduler
 from atlas_core.settings import Level, Settings
@@ -64,12 +63,18 @@ class Ledger:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Time what happens inside."""
+        """Time what happens inside. A phase may be taken up again, when another has been gone through beside it."""
         self._phase, self._bytes = name, 0
         self._report(Progress(name, 0, 0))
         start = self._clock()
         yield
-        self.entries.append(LedgerEntry(name, self._clock() - start, self._bytes))
+        seconds = self._clock() - start
+        known = {entry.phase: place for place, entry in enumerate(self.entries)}
+        if name in known:
+            before = self.entries[known[name]]
+            self.entries[known[name]] = LedgerEntry(name, before.seconds + seconds, before.bytes + self._bytes)
+        else:
+            self.entries.append(LedgerEntry(name, seconds, self._bytes))
 
     def progress(self, done: int, total: int, note: str) -> None:
         """``done`` of ``total`` bytes of the present phase."""
@@ -256,7 +261,7 @@ def _run_up(
     backend: GpuBackend, plan: StepPlan, model: Model, ledger: Ledger, packed: Callable[[Weights], PackedCache | None],
     ahead: "Future[ReadAhead]", progress: Callable[[int, int, str], None],
 ) -> tuple[Runner | EmbeddingRunner, Limits, Budget]:  # fmt: skip
-    """Budget, weights and graphs."""
+    """Budget, weights and graphs. Where weights come by themselves, graphs are made meanwhile."""
     stream = backend.create_stream()
     weights = Weights.of(plan, model)
     free, total = backend.memory()
@@ -268,22 +273,29 @@ def _run_up(
     pages = (budget.pages,) * len(plan.layout.slots.table_blocks)
     limits = make_limits(model, plan.settings, plan.layout, budget.max_seq_len, pages, plan.program)
     cache = packed(weights)
-    with ledger.phase("weights"):
-        memory, inputs, states = allocate(
-            backend, stream, plan, model, weights, budget, progress, cache, ahead.result()
-        )
-    if cache and cache.reason:
-        held = {weights.uses[use]: buffer for use, buffer in memory.weights.items()}
-        with ledger.phase(f"packed image, since {cache.reason}"):
-            cache.keep(backend, WeightMemory(backend, held), weights.copies, ledger.progress)
-    before, _ = backend.memory()
-    with ledger.phase("graphs"):
-        if model.pooling is not None:
-            runner: Runner | EmbeddingRunner = _embedding(backend, stream, plan, model.pooling, memory, inputs, states)
-        else:
-            runner = _generating(backend, stream, plan, model.spec.vocab_size, memory, inputs, states)
-    if bucketed:
-        budget = with_graphs(budget, max(0, before - backend.memory()[0]))
+    with ExitStack() as unfinished:
+        with ledger.phase("weights"):
+            loading = begin_loading(backend, model, weights, budget, progress, cache, ahead.result())
+            unfinished.callback(loading.stop)
+            if cache or not loading.beside:
+                loading.finish(progress)
+            memory, inputs, states = allocate(backend, stream, plan, weights, budget, loading.memory.buffers)
+        if cache and cache.reason:
+            with ledger.phase(f"packed image, since {cache.reason}"):
+                cache.keep(backend, loading.memory, weights.copies, ledger.progress)
+        before, _ = backend.memory()
+        with ledger.phase("graphs"):
+            if model.pooling is not None:
+                runner: Runner | EmbeddingRunner = _embedding(
+                    backend, stream, plan, model.pooling, memory, inputs, states
+                )
+            else:
+                runner = _generating(backend, stream, plan, model.spec.vocab_size, memory, inputs, states)
+        if bucketed:
+            budget = with_graphs(budget, max(0, before - backend.memory()[0]))
+        if loading.beside:
+            with ledger.phase("weights"):
+                loading.finish(progress)
     return runner, limits, budget
 
 

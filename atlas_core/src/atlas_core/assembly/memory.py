@@ -13,7 +13,7 @@ from atlas_core.engine.inputs import COUNTS, InputLayout
 from atlas_core.loading.ahead import ReadAhead
 from atlas_core.loading.drawn import Stretch
 from atlas_core.loading.pieces import Placed
-from atlas_core.loading.upload import load_weights
+from atlas_core.loading.upload import WeightLoading, begin_weights
 from atlas_core.model.program import Value
 from atlas_core.runtime.bound import StepMemory
 from atlas_core.runtime.budget import Budget, KVNeed, Readings, Term, plan_budget
@@ -108,13 +108,27 @@ def _graph_bytes(plan: StepPlan) -> int:
     return _NODE_BYTES * sum(len(segment.steps) for bucket in plan.buckets for segment in bucket.segments)
 
 
-def allocate(
-    backend: GpuBackend, stream: Stream, plan: StepPlan, model: Model, weights: Weights, budget: Budget,
-    progress: Callable[[int, int, str], None], packed: PackedCache | None = None, ahead: ReadAhead | None = None,
-) -> tuple[StepMemory, int, Mapping[str, Buffer]]:  # fmt: skip
-    """Get everything from the device and load the weights: (memory without inputs, address of the input block, states).
+def begin_loading(
+    backend: GpuBackend, model: Model, weights: Weights, budget: Budget, progress: Callable[[int, int, str], None],
+    packed: PackedCache | None = None, ahead: ReadAhead | None = None,
+) -> WeightLoading:  # fmt: skip
+    """Get memory for the weights from the device, and begin to bring them.
 
-    Weights come out of the image that ``packed`` has, if it has one. ``ahead`` has what was read of them already.
+    They come out of the image that ``packed`` has, if it has one. ``ahead`` has what was read of them already.
+
+    Raises BudgetError as ``allocate`` does.
+    """
+    source = ModelSource(model, weights)
+    with _named(budget, "weights"):
+        if packed:
+            return packed.load(backend, weights.copies, source, progress, ahead)
+        return begin_weights(backend, weights.copies, source, ahead)
+
+
+def allocate(
+    backend: GpuBackend, stream: Stream, plan: StepPlan, weights: Weights, budget: Budget, loaded: Mapping[WeightKey, Buffer]
+) -> tuple[StepMemory, int, Mapping[str, Buffer]]:  # fmt: skip
+    """Get all else from the device: (memory without inputs, address of the input block, states). ``loaded``: where weights lie.
 
     Raises BudgetError naming the term that there is no room for, which happens when somebody else has taken memory since the plan.
     """
@@ -123,9 +137,6 @@ def allocate(
         with _named(budget, term):
             return _alloc(backend, nbytes)
 
-    with _named(budget, "weights"):
-        load = packed.load if packed else load_weights
-        loaded = load(backend, weights.copies, ModelSource(model, weights), progress, ahead).buffers
     with _named(budget, "constants"):
         values = load_arrays(backend, plan.program.constants)
     states = {v.name: get(v.name, _nbytes(v)) for v in _values(plan, "state")}

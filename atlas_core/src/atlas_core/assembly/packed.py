@@ -12,7 +12,7 @@ from atlas_core.contracts.checkpoint import Checkpoint, Located
 from atlas_core.loading.ahead import ReadAhead
 from atlas_core.loading.image import Progress, open_image, write_image
 from atlas_core.loading.pieces import WeightSource
-from atlas_core.loading.upload import load_packed, load_weights
+from atlas_core.loading.upload import WeightLoading, begin_packed, begin_weights
 from atlas_core.runtime.loader import WeightCopy, WeightMemory
 from atlas_core.vocab.errors import CheckpointError
 
@@ -46,17 +46,19 @@ class PackedCache:
     def load(
         self, backend: GpuBackend, copies: Iterable[WeightCopy], source: WeightSource, progress: Progress,
         ahead: ReadAhead | None = None,
-    ) -> WeightMemory:  # fmt: skip
-        """Out of the image, or from the checkpoint where there is none that can be used."""
+    ) -> WeightLoading:  # fmt: skip
+        """Done, out of the image; or begun, from the checkpoint, where there is none that can be used."""
         listed = tuple(copies)
         try:
             image = open_image(self.path, listed, self.identity)
             if image is not None:
-                return load_packed(backend, listed, image, progress, ahead)
+                loading = begin_packed(backend, listed, image, ahead)
+                loading.finish(progress)
+                return loading
             self.reason = "there was none"
         except CheckpointError as error:
             self.reason = f"{error.what}: {error.why}"
-        return load_weights(backend, listed, source, progress, ahead)
+        return begin_weights(backend, listed, source, ahead)
 
     def keep(self, backend: GpuBackend, memory: WeightMemory, copies: Iterable[WeightCopy], progress: Progress) -> None:
         """Write the image. Raises CheckpointError when it cannot be written."""

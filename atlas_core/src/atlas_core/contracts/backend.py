@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any, Protocol, runtime_checkable
 
 from atlas_core.vocab.kernel import Arg, Geometry, LaunchAttrs
@@ -239,10 +240,58 @@ class HostLink(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class HostLoad:
+    """``nbytes`` from ``start`` of an open file, the address they are read to, and the launches that use them there."""
+
+    descriptor: int
+    start: int
+    nbytes: int
+    address: int
+    launches: tuple[Launch, ...]
+
+
+class LoadState(IntEnum):
+    """What has become of a HostLoad. LEFT: not all of it was in the page cache, or cannot be read; nothing was launched."""
+
+    WAITING = 0
+    DONE = 1
+    LEFT = 2
+
+
+class HostLoads(Protocol):
+    """A list of loads, each of which is brought once."""
+
+    def run(self) -> None:
+        """Bring, in order, what no other thread has taken. Any number of threads may call this; others run meanwhile."""
+        ...
+
+    def stop(self) -> None:
+        """Take no more; ``run`` returns once what was taken is there."""
+        ...
+
+    def states(self) -> bytes:
+        """One LoadState for each load, as they are now."""
+        ...
+
+
 @runtime_checkable
 class HostRunner(Protocol):
     """A backend whose launches are calls of functions: any thread may run one, whatever other threads do."""
 
     def run_here(self, launch: Launch) -> None:
         """Run a launch on the calling thread, beside all streams; done on return. A grid of 0 tasks is one task."""
+        ...
+
+
+@runtime_checkable
+class HostLoader(Protocol):
+    """A HostRunner that also reads files, so that not a word of Python comes between what is read and what uses it."""
+
+    def prepare_copy(self, source: int, target: int, nbytes: int) -> Launch:
+        """The launch that copies bytes from one address to another."""
+        ...
+
+    def prepare_loads(self, loads: Sequence[HostLoad], rooms: int) -> HostLoads:
+        """Loads out of the page cache. Each has the room of the one ``rooms`` before it, and waits until that is done."""
         ...

@@ -60,6 +60,10 @@ class ExtentReader:
         except OSError as error:
             raise unreadable(extent.path, error) from error
 
+    def descriptor(self, path: Path) -> int:
+        """An open file, of which the kernel reads nothing ahead; closed with this. Raises CheckpointError."""
+        return self._file(path).alone
+
     def close(self) -> None:
         """Close every file; nobody reads any more. Safe to call twice."""
         for file in self._files.values():
@@ -81,11 +85,11 @@ class _File:
         self.path = path
         try:
             self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            self._alone = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            self.alone = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
             raise unreadable(path, error) from error
         if hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(self._alone, 0, 0, os.POSIX_FADV_RANDOM)
+            os.posix_fadvise(self.alone, 0, 0, os.POSIX_FADV_RANDOM)
         self._direct: int | None = None
         self._lock = threading.Lock()
         self._tells = hasattr(os, "RWF_NOWAIT")
@@ -97,7 +101,7 @@ class _File:
         It is asked for by itself, without read-ahead: a read that may not wait still has the kernel fetch what follows, which a
         direct read would then fetch again.
         """
-        return self._nowait(self._alone, memoryview(bytearray(1)), extent.start) == 1
+        return self._nowait(self.alone, memoryview(bytearray(1)), extent.start) == 1
 
     def cached(self, extent: Extent, into: memoryview) -> bool:
         """Whether all of it was in the page cache, and now is in ``into``."""
@@ -153,7 +157,7 @@ class _File:
 
     def close(self) -> None:
         os.close(self._descriptor)
-        os.close(self._alone)
+        os.close(self.alone)
         if self._direct is not None:
             os.close(self._direct)
 

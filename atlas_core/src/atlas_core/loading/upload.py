@@ -1,18 +1,18 @@
 """Weights from files to the device: threads read into a ring of page-locked pieces while the device copies and packs others."""
 
 import contextlib
-import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
 
 import numpy as np
 
-from atlas_core.contracts.backend import Event, GpuBackend, HostRunner, Launch, Stream
+from atlas_core.contracts.backend import Event, GpuBackend, HostLoader, HostRunner, Launch, Stream
 from atlas_core.contracts.ops import Buffer
 from atlas_core.loading.ahead import ReadAhead
 from atlas_core.loading.drawing import draw
@@ -20,6 +20,7 @@ from atlas_core.loading.drawn import Stretch
 from atlas_core.loading.extents import ALIGNMENT, MARGIN, ExtentReader
 from atlas_core.loading.image import PackedImage
 from atlas_core.loading.pieces import Load, Piece, WeightSource, loads, pieces
+from atlas_core.loading.resident import ResidentLoads, processors
 from atlas_core.runtime.loader import STORED, Progress, WeightCopy, WeightMemory, pack_weight
 from atlas_core.vocab.errors import AtlasError
 
@@ -40,14 +41,13 @@ class _Shape:
     @classmethod
     def of(cls, backend: GpuBackend) -> "_Shape":
         """Long pieces where a bus wants them; where the host packs, such as stay in its caches."""
-        processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         if isinstance(backend, HostRunner):
-            threads = max(1, min(4, processors))
+            threads = max(1, min(4, processors()))
             return cls(1 << 20, threads, threads)
         if backend.capabilities.asynchronous:
-            threads = max(2, min(8, processors))
+            threads = max(2, min(8, processors()))
             return cls(8 << 20, 2 * threads, threads)
-        threads = max(1, min(4, processors // 2))
+        threads = max(1, min(4, processors() // 2))
         return cls(1 << 20, 2 * threads + 1, threads)
 
 
@@ -91,11 +91,18 @@ def load_weights(
     Weights that lie in files as they are go there in pieces; those that are made up are made there. Others are read whole and
     packed by their implementation, one ahead of the device. On any failure everything allocated here is freed.
     """
+    return begin_weights(backend, copies, source, ahead).finish(progress)
+
+
+def begin_weights(
+    backend: GpuBackend, copies: Iterable[WeightCopy], source: WeightSource, ahead: ReadAhead | None = None
+) -> "WeightLoading":
+    """The same, begun: every copy has its place, and what needs neither the device's thread nor the disk is on its way."""
     listed = tuple(copies)
     repacks = backend.capabilities.unified_memory
-    return _loaded(
-        backend, listed, source, progress, ahead, lambda most: _divided(listed, source, most, repacks=repacks)
-    )
+    return WeightLoading(
+        backend, listed, source, ahead, lambda most: _divided(listed, source, most, repacks=repacks)
+    )  # fmt: skip
 
 
 def load_packed(
@@ -106,33 +113,82 @@ def load_packed(
 
     Raises CheckpointError when bytes are not those that were written into it.
     """
+    return begin_packed(backend, copies, image, ahead).finish(progress)
+
+
+def begin_packed(
+    backend: GpuBackend, copies: Iterable[WeightCopy], image: PackedImage, ahead: ReadAhead | None = None
+) -> "WeightLoading":
+    """The same, begun."""
     listed = tuple(copies)
-    return _loaded(
-        backend, listed, None, progress, ahead,
-        lambda most: _Work([piece for copy in listed for piece in image.pieces(copy, most)]),
-    )  # fmt: skip
+    return WeightLoading(backend, listed, None, ahead, partial(_image_pieces, listed, image))
 
 
-def _loaded(
-    backend: GpuBackend, listed: Sequence[WeightCopy], source: WeightSource | None, progress: Progress | None,
-    ahead: ReadAhead | None, divide: Callable[[int], _Work],
-) -> WeightMemory:  # fmt: skip
-    memory = WeightMemory(backend)
-    shape = _Shape.of(backend)
-    try:
-        for copy in listed:
-            address = backend.alloc(copy.packed.nbytes)
-            memory.buffers[copy.weight, copy.packed.name] = Buffer(address, copy.packed.nbytes)
-        work = divide(shape.piece)
-        report = _reporter(progress, sum(copy.packed.nbytes for copy in listed))
-        draw(backend, [(memory.address(copy), stretches) for copy, stretches in work.drawn])
-        for copy, _ in work.drawn:
-            report(copy.packed.nbytes, copy.weight)
-        _Upload(backend, memory, source, report, ahead).run(work.streamed, work.whole, shape)
-    except BaseException:
-        memory.free()
-        raise
-    return memory
+class WeightLoading:
+    """Weights on their way to the device. ``memory`` has the place of each; after ``finish`` they are there.
+
+    ``beside``: some come by themselves, so that the caller may do something else before it finishes.
+    """
+
+    def __init__(
+        self, backend: GpuBackend, listed: Sequence[WeightCopy], source: WeightSource | None, ahead: ReadAhead | None,
+        divide: "Callable[[int], _Work]",
+    ) -> None:  # fmt: skip
+        """On any failure, here or in ``finish``, everything allocated here is freed."""
+        self.memory = WeightMemory(backend)
+        self._backend, self._listed, self._source, self._ahead = backend, listed, source, ahead
+        self._shape = _Shape.of(backend)
+        self._resident: ResidentLoads | None = None
+        self._finished = False
+        try:
+            for copy in listed:
+                address = backend.alloc(copy.packed.nbytes)
+                self.memory.buffers[copy.weight, copy.packed.name] = Buffer(address, copy.packed.nbytes)
+            self._work = divide(self._shape.piece)
+            self._reads = loads(self._work.streamed, self._shape.piece)
+            unread = ahead is None or not ahead.reads
+            if unread and self._reads and isinstance(backend, HostLoader) and not self._checked():
+                self._resident = ResidentLoads(backend, self._reads, self.memory.address, self._shape.threads)
+        except BaseException:
+            self.memory.free()
+            raise
+
+    @property
+    def beside(self) -> bool:
+        """See the class."""
+        return self._resident is not None and not self._finished
+
+    def finish(self, progress: Progress | None = None) -> WeightMemory:
+        """Bring what is missing, if anything is. ``progress(done, total, weight)`` counts packed bytes."""
+        if self._finished:
+            return self.memory
+        try:
+            report = _reporter(progress, sum(copy.packed.nbytes for copy in self._listed))
+            draw(self._backend, [(self.memory.address(copy), stretches) for copy, stretches in self._work.drawn])
+            for copy, _ in self._work.drawn:
+                report(copy.packed.nbytes, copy.weight)
+            left = self._reads if self._resident is None else self._resident.finish(report)
+            upload = _Upload(self._backend, self.memory, self._source, report, self._ahead)
+            upload.run(left, self._work.whole, self._shape)
+        except BaseException:
+            self.stop()
+            self.memory.free()
+            raise
+        self._finished = True
+        return self.memory
+
+    def stop(self) -> None:
+        """Bring nothing more: nobody will finish this, and ``memory`` may be freed. Safe to call twice."""
+        if self._resident is not None:
+            self._resident.close()
+
+    def _checked(self) -> bool:
+        """Whether what is read is held against checksums, which is not done by launches."""
+        return any(piece.checks is not None for load in self._reads for piece in load.pieces)
+
+
+def _image_pieces(copies: Sequence[WeightCopy], image: PackedImage, most: int) -> "_Work":
+    return _Work([piece for copy in copies for piece in image.pieces(copy, most)])
 
 
 def _divided(copies: Sequence[WeightCopy], source: WeightSource, most: int, *, repacks: bool) -> _Work:
@@ -183,8 +239,7 @@ class _Upload:
         self._stopped = False
         self._runner = backend if isinstance(backend, HostRunner) else None
 
-    def run(self, streamed: Sequence[Piece], whole: dict[str, list[WeightCopy]], shape: _Shape) -> None:
-        reads = loads(streamed, shape.piece)
+    def run(self, reads: Sequence[Load], whole: dict[str, list[WeightCopy]], shape: _Shape) -> None:
         threads = min(shape.threads, len(reads))
         if self._ahead is not None and not reads:
             self._ahead.close()

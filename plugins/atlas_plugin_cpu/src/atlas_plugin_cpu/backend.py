@@ -7,13 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from atlas_core.contracts.backend import Capabilities, DeviceFacts, Launch
+from atlas_core.contracts.backend import Capabilities, DeviceFacts, HostLoad, Launch
 from atlas_core.kernels.library import KernelLibrary
 from atlas_core.runtime import host
 from atlas_core.vocab.errors import DeviceError, UsageError
 from atlas_core.vocab.kernel import Arg, Geometry, LaunchAttrs, i32, i64, ptr
 from atlas_plugin_cpu import machine
 from atlas_plugin_cpu.executor import Command, CommandList, Kernel, Modules, Pool, pack
+from atlas_plugin_cpu.loads import Loads
 from atlas_plugin_cpu.memory import Memory
 
 _BUG = "report this as a bug"
@@ -127,8 +128,7 @@ class CpuBackend:
         self._copy(source, target, nbytes, stream)
 
     def _copy(self, source: int, target: int, nbytes: int, stream: CpuStream) -> None:
-        args = (ptr(target), ptr(source), i64(nbytes))
-        self.enqueue(self.prepare_launch(self._copies, Geometry(), args), stream)
+        self.enqueue(self.prepare_copy(source, target, nbytes), stream)
 
     def memset_async(self, target: int, value: int, nbytes: int, stream: CpuStream) -> None:
         """In stream order."""
@@ -161,6 +161,15 @@ class CpuBackend:
     def run_here(self, launch: Launch) -> None:
         """See contracts.backend.HostRunner."""
         self._threads.run_here(_own(launch))
+
+    def prepare_copy(self, source: int, target: int, nbytes: int) -> Command:
+        """See contracts.backend.HostLoader."""
+        return self.prepare_launch(self._copies, Geometry(), (ptr(target), ptr(source), i64(nbytes)))
+
+    def prepare_loads(self, loads: Sequence[HostLoad], rooms: int) -> Loads:
+        """See contracts.backend.HostLoader."""
+        commands = [[_own(launch) for launch in load.launches] for load in loads]
+        return Loads(self._modules.kernel("executor", "loads_run"), loads, commands, rooms)
 
     def create_stream(self) -> CpuStream:
         """A stream."""

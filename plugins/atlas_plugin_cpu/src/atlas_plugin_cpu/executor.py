@@ -14,7 +14,8 @@ from atlas_plugin_cpu.machine import usable_processors
 _MODULE = "executor"
 _WHOLE = {"i32": (-(1 << 31), 1 << 31), "u32": (0, 1 << 32), "i64": (-(1 << 63), 1 << 63), "ptr": (0, 1 << 64)}
 _Trampoline = Callable[[object, int, int], None]
-_TRAMPOLINE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_int)
+TRAMPOLINE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_int)
+"""How every compiled entry is called: the address of its slots, task, tasks. Other Python threads run meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +131,7 @@ class Pool:
 
     def _call(self, name: str, *values: int) -> None:
         slots = (ctypes.c_uint64 * len(values))(*(value & 0xFFFFFFFFFFFFFFFF for value in values))
-        _TRAMPOLINE(self._entry[name].address)(slots, 0, 1)
+        TRAMPOLINE(self._entry[name].address)(slots, 0, 1)
 
     def run_once(self, command: Command) -> None:
         """Run one command now. Without other threads there is no list to make of it."""
@@ -144,7 +145,7 @@ class Pool:
     def run_here(self, command: Command) -> None:
         """Run one command on the calling thread, without the others'."""
         address, tasks, count, *slots = command.words
-        packed, call = (ctypes.c_uint64 * max(count, 1))(*slots), _TRAMPOLINE(address)
+        packed, call = (ctypes.c_uint64 * max(count, 1))(*slots), TRAMPOLINE(address)
         for task in range(tasks or 1):
             call(packed, task, tasks or 1)
 
@@ -159,7 +160,7 @@ class Pool:
             )
         run = self._entry["graph_run"]
         slots = (ctypes.c_uint64 * len(run.params))(self._pool, made.value)
-        return CommandList(made.value, len(commands), _TRAMPOLINE(run.address), slots)
+        return CommandList(made.value, len(commands), TRAMPOLINE(run.address), slots)
 
     def thaw(self, commands: "CommandList") -> None:
         """Give a list's memory back."""

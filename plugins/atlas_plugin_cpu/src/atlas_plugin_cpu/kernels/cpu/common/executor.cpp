@@ -9,6 +9,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/uio.h>
 #include <time.h>
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -135,6 +136,19 @@ void wait_idle(Pool* pool) {
     for (int round = 0; __atomic_load_n(&pool->active, __ATOMIC_SEQ_CST) != 0; ++round) rest(round, pool->spin);
 }
 
+// What becomes of a load.
+constexpr uint8_t kWaiting = 0, kDone = 1, kLeft = 2;
+
+// Whether all of it was in the page cache, and now is at ``into``.
+bool read_cached(int file, int64_t start, uint64_t nbytes, void* into) {
+#if defined(RWF_NOWAIT)
+    const iovec all = {into, nbytes};
+    return preadv2(file, &all, 1, start, RWF_NOWAIT) == static_cast<ssize_t>(nbytes);
+#else
+    return false;
+#endif
+}
+
 }  // namespace
 
 // A pool of ``threads`` threads, the caller included; ``spin`` 0 when they have fewer processors than that. *pool stays
@@ -227,6 +241,30 @@ void graph_destroy(void* pool, void* graph, int task, int ntasks) {
     free(old->commands);
     free(old->words);
     free(old);
+}
+
+// Brings loads that nobody has taken yet, in order, until none is left; any number of threads at once. ``offsets[i]`` is
+// where load i begins in ``words``: a file's descriptor, where in it, bytes, the address they are read to, the number of
+// launches that use them there, and those as graph_create has them. A load has the room of the one ``rooms`` before it.
+// ``states`` become kDone, or kLeft where a read would have had to wait for a disk, or failed: nothing was launched then.
+void loads_run(const uint64_t* words, const int64_t* offsets, uint8_t* states, int64_t* next, int64_t count,
+               int64_t rooms, int task, int ntasks) {
+    for (;;) {
+        const int64_t load = __atomic_fetch_add(next, 1, __ATOMIC_RELAXED);
+        if (load >= count) return;
+        for (int round = 0; load >= rooms && __atomic_load_n(&states[load - rooms], __ATOMIC_ACQUIRE) == kWaiting; ++round)
+            rest(round, false);
+        const uint64_t* word = words + offsets[load];
+        const bool there = read_cached(static_cast<int>(word[0]), static_cast<int64_t>(word[1]), word[2],
+                                       reinterpret_cast<void*>(static_cast<uintptr_t>(word[3])));
+        uint64_t launches = there ? word[4] : 0;
+        for (word += 5; launches != 0; --launches, word += 3 + word[2]) {
+            const Kernel kernel = reinterpret_cast<Kernel>(static_cast<uintptr_t>(word[0]));
+            const int tasks = word[1] != 0 ? static_cast<int>(word[1]) : 1;
+            for (int i = 0; i < tasks; ++i) kernel(word + 3, i, tasks);
+        }
+        __atomic_store_n(&states[load], there ? kDone : kLeft, __ATOMIC_RELEASE);
+    }
 }
 
 void memory_copy(void* target, const void* source, int64_t nbytes, int task, int ntasks) {

@@ -18,24 +18,62 @@ inline uint32_t word(const uint8_t* at) {
     return value;
 }
 
-inline void put(uint8_t* target, uint32_t value) { memcpy(target, &value, sizeof value); }
+// One word of each of four lanes.
+typedef uint32_t Four __attribute__((vector_size(16)));
 
-// Scalars of the type T: [column, lane].
+// Four words from ``offset`` on of each of four lanes, turned: [word][lane].
+inline void turned(Lanes lanes, int64_t offset, Four out[4]) {
+    Four row[4];
+    for (int i = 0; i < 4; ++i) memcpy(&row[i], lanes[i] + offset, sizeof row[i]);
+    const Four a = __builtin_shufflevector(row[0], row[1], 0, 4, 1, 5);
+    const Four b = __builtin_shufflevector(row[2], row[3], 0, 4, 1, 5);
+    const Four c = __builtin_shufflevector(row[0], row[1], 2, 6, 3, 7);
+    const Four d = __builtin_shufflevector(row[2], row[3], 2, 6, 3, 7);
+    out[0] = __builtin_shufflevector(a, b, 0, 1, 4, 5);
+    out[1] = __builtin_shufflevector(a, b, 2, 3, 6, 7);
+    out[2] = __builtin_shufflevector(c, d, 0, 1, 4, 5);
+    out[3] = __builtin_shufflevector(c, d, 2, 3, 6, 7);
+}
+
+// Scalars of the type T: [column, lane]; four words of a row at a time, and what is left of it by itself.
 template <class T>
 struct Plain {
-    static constexpr int kStored = sizeof(T), kPacked = kLanes * sizeof(T);
-    static void chunk(Lanes lanes, uint8_t* out) {
-        for (int lane = 0; lane < kLanes; ++lane) memcpy(out + lane * sizeof(T), lanes[lane], sizeof(T));
+    static constexpr int kStored = sizeof(T), kPacked = kLanes * sizeof(T), kColumns = 4 / sizeof(T);
+    static int chunks(Lanes lanes, uint8_t* out, int64_t left) {
+        if (left < 4 * kColumns) {
+            for (int lane = 0; lane < kLanes; ++lane) memcpy(out + lane * sizeof(T), lanes[lane], sizeof(T));
+            return 1;
+        }
+        for (int lane = 0; lane < kLanes; lane += 4) {
+            Four words[4];
+            turned(lanes + lane, 0, words);
+            for (int column = 0; column < 4 * kColumns; ++column) {
+                typedef T Scalars __attribute__((vector_size(4 * sizeof(T))));
+                const Scalars four =
+                    __builtin_convertvector(words[column / kColumns] >> (column % kColumns * 16), Scalars);
+                memcpy(out + column * kPacked + lane * sizeof(T), &four, sizeof four);
+            }
+        }
+        return 4 * kColumns;
     }
 };
 
-// Two quads of codes below 16, four in each word, share a vector: the second quad in the high halves. ``low`` and ``high``
-// of stored words are quads of their own.
-inline void nibbles(const uint8_t* stored, uint8_t* out, int words) {
-    for (int i = 0; i < words; i += 2) {
-        const uint32_t a = word(stored + 4 * i), b = word(stored + 4 * i + 4);
-        put(out + 32 * i, (a & 0x0F0F0F0Fu) | (b & 0x0F0F0F0Fu) << 4);
-        put(out + 32 * (words + i), (a & 0xF0F0F0F0u) >> 4 | (b & 0xF0F0F0F0u));
+// Two quads of codes below 16, four in each word, share a vector: the second quad in the high halves. Low and high halves
+// of ``words`` stored words from ``offset`` on are quads of their own, ``high_at`` bytes apart.
+inline void nibbles(Lanes lanes, int64_t offset, uint8_t* out, int words, int high_at) {
+    for (int lane = 0; lane < kLanes; lane += 4) {
+        for (int i = 0; i < words; i += 4) {
+            Four word[4];
+            turned(lanes + lane, offset + 4 * i, word);
+            for (int pair = 0; pair < 4; pair += 2) {
+                const Four a = word[pair], b = word[pair + 1];
+                const Four low = (a & 0x0F0F0F0Fu) | (b & 0x0F0F0F0Fu) << 4;
+                const Four high = (a & 0xF0F0F0F0u) >> 4 | (b & 0xF0F0F0F0u);
+                uint8_t* to = out + 32 * (i + pair) + 4 * lane;
+                memcpy(to, &low, sizeof low);
+                memcpy(to + high_at, &high, sizeof high);
+            }
+        }
     }
 }
 
@@ -46,17 +84,35 @@ struct Fifth {
     void store(uint8_t* out) const { memcpy(out, bits, sizeof bits); }
 };
 
-inline void fields(const uint8_t* stored, uint8_t* out, int lane, int count) {
-    for (int i = 0; i < count; ++i) memcpy(out + 32 * i + 2 * lane, stored + 2 * i, 2);
+// The 16-bit fields at a chunk's beginning, each for all lanes.
+template <int kFields>
+inline void fields(Lanes lanes, uint8_t* out) {
+    for (int i = 0; i < kFields; ++i) {
+        for (int lane = 0; lane < kLanes; lane += 4) {
+            uint64_t four = 0;  // little-endian, as everywhere here
+            for (int l = 3; l >= 0; --l) {
+                uint16_t one;
+                memcpy(&one, lanes[lane + l] + 2 * i, sizeof one);
+                four = four << 16 | one;
+            }
+            memcpy(out + 32 * i + 2 * lane, &four, sizeof four);
+        }
+    }
 }
 
 struct Q8_0 {
     static constexpr int kStored = 34, kPacked = kLanes * kStored;
     static void chunk(Lanes lanes, uint8_t* out) {
-        for (int lane = 0; lane < kLanes; ++lane) {
-            fields(lanes[lane], out, lane, 1);
-            for (int i = 0; i < 8; ++i)
-                put(out + 32 + 64 * i + 4 * lane, word(lanes[lane] + 2 + 4 * i) ^ 0x80808080u);
+        fields<1>(lanes, out);
+        for (int lane = 0; lane < kLanes; lane += 4) {
+            for (int i = 0; i < 8; i += 4) {
+                Four word[4];
+                turned(lanes + lane, 2 + 4 * i, word);
+                for (int w = 0; w < 4; ++w) {
+                    const Four codes = word[w] ^ 0x80808080u;
+                    memcpy(out + 32 + 64 * (i + w) + 4 * lane, &codes, sizeof codes);
+                }
+            }
         }
     }
 };
@@ -66,10 +122,8 @@ template <int kFields>
 struct FourBits {
     static constexpr int kStored = 2 * kFields + 16, kPacked = kLanes * kStored;
     static void chunk(Lanes lanes, uint8_t* out) {
-        for (int lane = 0; lane < kLanes; ++lane) {
-            fields(lanes[lane], out, lane, kFields);
-            nibbles(lanes[lane] + 2 * kFields, out + 32 * kFields + 4 * lane, 4);
-        }
+        fields<kFields>(lanes, out);
+        nibbles(lanes, 2 * kFields, out + 32 * kFields, 4, 128);
     }
 };
 
@@ -79,10 +133,10 @@ struct FiveBits {
     static constexpr int kStored = 2 * kFields + 20, kPacked = kLanes * kStored;
     static void chunk(Lanes lanes, uint8_t* out) {
         Fifth fifth;
+        fields<kFields>(lanes, out);
+        nibbles(lanes, 2 * kFields + 4, out + 32 * kFields, 4, 128);
         for (int lane = 0; lane < kLanes; ++lane) {
             const uint8_t* stored = lanes[lane] + 2 * kFields;
-            fields(lanes[lane], out, lane, kFields);
-            nibbles(stored + 4, out + 32 * kFields + 4 * lane, 4);
             for (int quad = 0; quad < 8; ++quad) fifth.add(lane, quad, word(stored) >> (4 * quad) & 15);
         }
         fifth.store(out + 32 * kFields + 256);
@@ -103,11 +157,9 @@ inline void k_factors(const uint8_t* packed, uint8_t* out, int lane) {
 struct Q4K {
     static constexpr int kStored = 144, kPacked = kLanes * (kStored + 4);
     static void chunk(Lanes lanes, uint8_t* out) {
-        for (int lane = 0; lane < kLanes; ++lane) {
-            fields(lanes[lane], out, lane, 2);
-            k_factors(lanes[lane] + 4, out + 64, lane);
-            for (int run = 0; run < 4; ++run) nibbles(lanes[lane] + 16 + 32 * run, out + 320 + 512 * run + 4 * lane, 8);
-        }
+        fields<2>(lanes, out);
+        for (int lane = 0; lane < kLanes; ++lane) k_factors(lanes[lane] + 4, out + 64, lane);
+        for (int run = 0; run < 4; ++run) nibbles(lanes, 16 + 32 * run, out + 320 + 512 * run, 8, 256);
     }
 };
 
@@ -116,18 +168,11 @@ struct Q5K {
     static constexpr int kBlock = 256 + 64;  // nibbles, then fifth bits
     static void chunk(Lanes lanes, uint8_t* out) {
         Fifth fifth[8];
+        fields<2>(lanes, out);
+        for (int run = 0; run < 4; ++run) nibbles(lanes, 48 + 32 * run, out + 320 + 2 * run * kBlock, 8, kBlock);
         for (int lane = 0; lane < kLanes; ++lane) {
             const uint8_t* stored = lanes[lane];
-            fields(stored, out, lane, 2);
             k_factors(stored + 4, out + 64, lane);
-            for (int run = 0; run < 4; ++run) {
-                uint8_t* first = out + 320 + 2 * run * kBlock + 4 * lane;
-                for (int i = 0; i < 8; i += 2) {
-                    const uint32_t a = word(stored + 48 + 32 * run + 4 * i), b = word(stored + 52 + 32 * run + 4 * i);
-                    put(first + 32 * i, (a & 0x0F0F0F0Fu) | (b & 0x0F0F0F0Fu) << 4);
-                    put(first + kBlock + 32 * i, (a & 0xF0F0F0F0u) >> 4 | (b & 0xF0F0F0F0u));
-                }
-            }
             for (int quad = 0; quad < 8; ++quad) {
                 const uint32_t bits = word(stored + 16 + 4 * quad);
                 // The product brings bits 0, 8, 16 and 24 side by side to the top; no two of its terms meet.
@@ -147,20 +192,28 @@ struct Q6K {
             const uint8_t* stored = lanes[lane];
             memcpy(out + 2 * lane, stored + 208, 2);
             for (int i = 0; i < 16; ++i) out[32 + 16 * i + lane] = stored[192 + i];
+        }
+        for (int lane = 0; lane < kLanes; lane += 4) {
             for (int half = 0; half < 2; ++half) {
-                const uint8_t *low = stored + 64 * half, *high = stored + 128 + 32 * half;
-                for (int block = 0; block < 4; ++block) {
-                    uint8_t* to = out + 288 + (4 * half + block) * kBlock + 4 * lane;
-                    const int shift = block / 2 * 4;
-                    for (int i = 0; i < 8; i += 2) {
-                        const uint8_t* at = low + block % 2 * 32 + 4 * i;
-                        put(to + 32 * i, (word(at) >> shift & 0x0F0F0F0Fu) | (word(at + 4) >> shift & 0x0F0F0F0Fu) << 4);
+                uint8_t* blocks = out + 288 + 4 * half * kBlock + 4 * lane;
+                for (int i = 0; i < 16; i += 4) {
+                    Four word[4];
+                    turned(lanes + lane, 64 * half + 4 * i, word);
+                    for (int nibble = 0; nibble < 2; ++nibble) {
+                        for (int pair = 0; pair < 4; pair += 2) {
+                            const Four first = word[pair] >> (4 * nibble) & 0x0F0F0F0Fu;
+                            const Four codes = first | (word[pair + 1] >> (4 * nibble) & 0x0F0F0F0Fu) << 4;
+                            memcpy(blocks + (2 * nibble + i / 8) * kBlock + 32 * (i % 8 + pair), &codes, sizeof codes);
+                        }
                     }
-                    for (int four = 0; four < 2; ++four) {
-                        uint32_t upper = 0;
-                        for (int q = 0; q < 4; ++q)
-                            upper |= (word(high + 16 * four + 4 * q) >> (2 * block) & 0x03030303u) << (2 * q);
-                        put(to + 256 + 64 * four, upper);
+                }
+                for (int four = 0; four < 2; ++four) {
+                    Four word[4];
+                    turned(lanes + lane, 128 + 32 * half + 16 * four, word);
+                    for (int block = 0; block < 4; ++block) {
+                        Four upper = {};
+                        for (int q = 0; q < 4; ++q) upper |= (word[q] >> (2 * block) & 0x03030303u) << (2 * q);
+                        memcpy(blocks + block * kBlock + 256 + 64 * four, &upper, sizeof upper);
                     }
                 }
             }
@@ -171,20 +224,30 @@ struct Q6K {
 struct Iq4Xs {
     static constexpr int kStored = 136, kPacked = kLanes * (kStored + 2);
     static void chunk(Lanes lanes, uint8_t* out) {
+        fields<1>(lanes, out);
+        for (int block = 0; block < 8; ++block) nibbles(lanes, 8 + 16 * block, out + 160 + 256 * block, 4, 128);
         for (int lane = 0; lane < kLanes; ++lane) {
             const uint8_t* stored = lanes[lane];
-            fields(stored, out, lane, 1);
             for (int i = 0; i < 8; ++i) {
                 const int low = stored[4 + i / 2] >> (4 * (i % 2)) & 15, high = stored[2 + i / 4] >> (2 * (i % 4)) & 3;
                 out[32 + 16 * i + lane] = static_cast<uint8_t>((low | high << 4) - 32);
             }
-            for (int block = 0; block < 8; ++block) nibbles(stored + 8 + 16 * block, out + 160 + 256 * block + 4 * lane, 4);
         }
     }
 };
 
+// A format of blocks, one chunk at a time.
 template <class Format>
-void pack(const uint8_t* source, const int32_t* order, uint8_t* target, int64_t row_bytes, int rows, int task, int ntasks) {
+struct Blocks : Format {
+    static int chunks(Lanes lanes, uint8_t* out, int64_t) {
+        Format::chunk(lanes, out);
+        return 1;
+    }
+};
+
+template <class Format>
+void pack(const uint8_t* source, const int32_t* order, uint8_t* target, int64_t row_bytes, int rows, int task,
+          int ntasks) {
     static const uint8_t zeros[kMostStored] = {};  // rows that fill the last group
     const int64_t chunks = row_bytes / Format::kStored;
     const int groups = (rows + kLanes - 1) / kLanes;
@@ -198,9 +261,11 @@ void pack(const uint8_t* source, const int32_t* order, uint8_t* target, int64_t 
             step[lane] = there ? Format::kStored : 0;
         }
         uint8_t* out = target + group * chunks * Format::kPacked;
-        for (int64_t c = 0; c < chunks; ++c, out += Format::kPacked) {
-            Format::chunk(lanes, out);
-            for (int lane = 0; lane < kLanes; ++lane) lanes[lane] += step[lane];
+        for (int64_t c = 0; c < chunks;) {
+            const int taken = Format::chunks(lanes, out, chunks - c);
+            for (int lane = 0; lane < kLanes; ++lane) lanes[lane] += taken * step[lane];
+            out += taken * Format::kPacked;
+            c += taken;
         }
     }
 }
@@ -213,8 +278,9 @@ void pack_rows(const uint8_t* source, const int32_t* order, uint8_t* target, int
                int32_t layout, int task, int ntasks) {
     typedef void (*Pack)(const uint8_t*, const int32_t*, uint8_t*, int64_t, int, int, int);
     static const Pack packs[] = {
-        pack<Plain<uint32_t>>, pack<Plain<uint16_t>>, pack<Plain<uint16_t>>, pack<Q8_0>, pack<FourBits<1>>, pack<FourBits<2>>,
-        pack<FiveBits<1>>, pack<FiveBits<2>>, pack<Q4K>, pack<Q5K>, pack<Q6K>, pack<Iq4Xs>,
+        pack<Plain<uint32_t>>, pack<Plain<uint16_t>>, pack<Plain<uint16_t>>, pack<Blocks<Q8_0>>,
+        pack<Blocks<FourBits<1>>>, pack<Blocks<FourBits<2>>>, pack<Blocks<FiveBits<1>>>, pack<Blocks<FiveBits<2>>>,
+        pack<Blocks<Q4K>>, pack<Blocks<Q5K>>, pack<Blocks<Q6K>>, pack<Blocks<Iq4Xs>>,
     };
     packs[layout](source, order, target, row_bytes, rows, task, ntasks);
 }

@@ -1,0 +1,44 @@
+"""Weights from the page cache to where they are used: reads and launches in one foreign call for each thread that takes part."""
+
+import ctypes
+from collections.abc import Sequence
+
+import numpy as np
+
+from atlas_core.contracts.backend import HostLoad
+from atlas_plugin_cpu.executor import TRAMPOLINE, Command, Kernel
+
+
+class Loads:
+    """A list of loads as ``loads_run`` reads it; see contracts.backend.HostLoads.
+
+    ``commands`` are the launches of each load.
+    """
+
+    def __init__(
+        self, entry: Kernel, loads: Sequence[HostLoad], commands: Sequence[Sequence[Command]], rooms: int
+    ) -> None:
+        words: list[int] = []
+        offsets = []
+        for load, launches in zip(loads, commands, strict=True):
+            offsets.append(len(words))
+            words += load.descriptor, load.start, load.nbytes, load.address, len(launches)
+            for command in launches:
+                words += command.words
+        self._words, self._offsets = np.array(words, np.uint64), np.array(offsets, np.int64)
+        self._states, self._next = np.zeros(len(offsets), np.uint8), np.zeros(1, np.int64)
+        pointers = (array.ctypes.data for array in (self._words, self._offsets, self._states, self._next))
+        self._slots = (ctypes.c_uint64 * 6)(*pointers, len(offsets), rooms)
+        self._call = TRAMPOLINE(entry.address)
+
+    def run(self) -> None:
+        """Bring, in order, what no other thread has taken."""
+        self._call(self._slots, 0, 1)
+
+    def stop(self) -> None:
+        """Take no more."""
+        self._next[0] = len(self._offsets)
+
+    def states(self) -> bytes:
+        """One LoadState for each load."""
+        return self._states.tobytes()
