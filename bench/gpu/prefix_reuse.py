@@ -16,13 +16,14 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch_reference as reference
 from against_torch import shortened
+from msgspec.structs import replace
 
 from atlas_core.assembly.engine import Built, Ledger, build
 from atlas_core.engine.runner import Runner

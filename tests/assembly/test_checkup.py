@@ -1,8 +1,7 @@
 """What each fact means: which level, and with which cure."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from atlas_core.assembly.checkup import Facts, HardwareFacts, ModelFacts, check, healthy
 from atlas_core.assembly.doctor import proxy_hosts

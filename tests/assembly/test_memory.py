@@ -1,9 +1,9 @@
 """Memory that the plan counts on and the device then does not have."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from atlas_core.assembly.machine import choose_machine
 from atlas_core.assembly.memory import Weights, allocate, begin_loading, plan_memory, with_graphs

@@ -2,10 +2,10 @@
 
 import sys
 import types
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from atlas_core.assembly import engine
 from atlas_core.assembly.engine import Ledger, build

@@ -1,9 +1,8 @@
 """Which combinations of types a trial is held in."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from atlas_core.conformance.variant import variants
 from atlas_core.ops.cases import GENERATORS

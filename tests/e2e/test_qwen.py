@@ -1,12 +1,12 @@
 """Tiny random checkpoints of the Qwen family against logits computed by the reference implementation in float32."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from atlas_core.assembly.explain import explain
 from atlas_core.engine.forced import forced_logits

@@ -2,8 +2,8 @@
 
 import json
 import time
-from dataclasses import replace
 
+from msgspec.structs import replace
 from scripted import VOCAB, ScriptedDevice, oracle
 
 from atlas_core.engine.loop import Engine, StepOutput

@@ -1,9 +1,9 @@
-from dataclasses import replace
 from queue import SimpleQueue
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from scripted import VOCAB
 from scripted_engine import EOS, LIMITS, ScriptedRunner, alternatives, expected, make_engine
 

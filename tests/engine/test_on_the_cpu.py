@@ -1,11 +1,11 @@
 """The loop over a real model: company, chunks and preemption change no token and no bit of a log-probability."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from test_loop import Session
 
 from atlas_core.assembly.engine import Ledger, build

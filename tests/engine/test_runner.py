@@ -1,11 +1,12 @@
 """The runner over the null device: what its graphs find in memory becomes a plan again, for the scripted device to run."""
 
 from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from scripted import VOCAB, ScriptedDevice
 from scripted_engine import LIMITS, alternatives, expected, make_engine
 from test_loop import Session, request

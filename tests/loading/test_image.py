@@ -1,11 +1,11 @@
 """A packed image gives back what the device held, and whatever happened to the file is found before it is used."""
 
 import random
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from atlas_core.contracts.ops import Buffer, OperandSpec, Packed
 from atlas_core.loading import image

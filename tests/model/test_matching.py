@@ -1,10 +1,9 @@
 """Matching finds exactly the declared data flow and never hides a value that somebody else reads."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given
+from msgspec.structs import replace
 from random_programs import program_values, random_programs
 
 from atlas_core.contracts.ops import FusedCall, FusedOp

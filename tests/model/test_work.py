@@ -1,6 +1,6 @@
 """Where attention costs a token as much as everything else."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from atlas_core.conformance.decoder import SHAPES, DecoderShape, DenseDecoder, Mixture, record_decoder
 from atlas_core.model.builder import record

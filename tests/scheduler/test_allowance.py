@@ -1,12 +1,12 @@
 """What a step takes of prompts: never more than it may, at equal cost behind every context, in whole tiles."""
 
-from dataclasses import replace
 from fractions import Fraction
 
 import pytest
 from harness import LIMITS, Harness, request
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from scripted import oracle
 
 from atlas_core.scheduler.allowance import Allowance

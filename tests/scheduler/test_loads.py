@@ -1,11 +1,11 @@
 """Any load ends, whatever is scarce, and every answer is what it would be alone."""
 
 import random
-from dataclasses import replace
 
 from harness import LIMITS, Harness, request
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from scripted import oracle
 
 from atlas_core.ops.step import SlotLayout

@@ -1,9 +1,8 @@
 """What a scheduler with a prefix cache computes, and what it does not."""
 
-from dataclasses import replace
-
 import pytest
 from harness import LIMITS, Harness, request
+from msgspec.structs import replace
 from scripted import oracle
 
 from atlas_core.ops.step import SlotLayout

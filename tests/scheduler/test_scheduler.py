@@ -1,9 +1,8 @@
-from dataclasses import replace
-
 import pytest
 from harness import LIMITS, Harness, assert_free, request
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from scripted import VOCAB, oracle
 
 from atlas_core.ops.step import SlotLayout, Word

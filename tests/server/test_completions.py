@@ -1,7 +1,7 @@
 import json
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 
 def test_text_and_ids_are_the_same_prompt(serve, kit):

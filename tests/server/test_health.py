@@ -2,10 +2,10 @@ import asyncio
 import json
 import logging
 import re
-from dataclasses import replace
 
 import httpx
 import pytest
+from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
 from atlas_core import __version__

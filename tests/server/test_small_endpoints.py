@@ -1,6 +1,5 @@
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from atlas_core import __version__
 from atlas_core.server.absent import ABSENT, absent

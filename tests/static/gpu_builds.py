@@ -7,11 +7,11 @@ import re
 import shutil
 import subprocess
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from cubin_file import Cubin
+from msgspec.structs import replace
 
 from atlas_core.contracts.compute_target import Compiler, CompileReport
 from atlas_core.contracts.declarations import KernelRoot

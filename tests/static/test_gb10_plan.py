@@ -1,9 +1,9 @@
 """What would be launched on a GB10 for two models, held against what the machine can do."""
 
 import json
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from atlas_core.assembly.explain import explain
 from atlas_core.assembly.machine import choose_machine

@@ -1,8 +1,9 @@
 """config.json of MiniMax M2 → ModelSpec. Pure."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from atlas_core.model.config import ConfigReader, contradiction, token_ids
 from atlas_core.model.rope import Rope, read_rope
@@ -21,8 +22,7 @@ _HARMLESS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class MiniMaxConfig:
+class MiniMaxConfig(Struct, frozen=True):
     """Dimensions in elements. ``active`` of ``experts`` of ``expert_size`` work on a token."""
 
     heads: int

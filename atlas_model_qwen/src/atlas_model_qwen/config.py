@@ -1,8 +1,9 @@
 """config.json of the Qwen family → ModelSpec. Pure."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from atlas_core.model.config import ConfigReader, contradiction, token_ids
 from atlas_core.model.rope import Rope, read_rope
@@ -27,8 +28,7 @@ _HARMLESS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Traits:
+class Traits(Struct, frozen=True):
     """In what a model_type differs from the others; config.json does not say it.
 
     ``qk_norm``: queries and keys are normalised. ``qkv_bias``: their projections have biases (else ``attention_bias`` decides).
@@ -61,8 +61,7 @@ TRAITS: Mapping[str, Traits] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Experts:
+class Experts(Struct, frozen=True):
     """A mixture: ``count`` experts of ``size``, ``active`` a token; ``shared`` is the size of the one for all, or 0.
 
     ``normalise``: the weights of a token's experts are made to sum up to one. ``layers`` has the layers that are mixtures.
@@ -76,8 +75,7 @@ class Experts:
     layers: frozenset[int]
 
 
-@dataclass(frozen=True, slots=True)
-class Linear:
+class Linear(Struct, frozen=True):
     """Layers of linear attention: heads and sizes of keys and values, and the width of the convolution before them.
 
     ``stored_key_heads`` of the key heads are in the checkpoint, and the others are these again, in turns.
@@ -106,8 +104,7 @@ class Linear:
         return 2 * self.key_features + self.value_features
 
 
-@dataclass(frozen=True, slots=True)
-class QwenConfig:
+class QwenConfig(Struct, frozen=True):
     """Sizes in elements. ``kinds`` has FULL or LINEAR for each layer; ``intermediate_size`` is that of the dense ones."""
 
     traits: Traits

@@ -1,13 +1,12 @@
 """What this distribution offers: one plugin for each model_type."""
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from atlas_core.contracts.declarations import ModelDecl
 from atlas_core.hookspecs import hookimpl
 
 
-@dataclass(frozen=True, slots=True)
-class Qwen:
+class Qwen(Struct, frozen=True):
     """A model_type, and other names under which its checkpoints go."""
 
     model_type: str

@@ -1,9 +1,9 @@
 """What implementations launch fits what KERNEL.toml declares and what an H100 can do; choices are never left to chance."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from atlas_core.conformance.codecs import plain_codec
 from atlas_core.conformance.decoder import DecoderShape, DenseDecoder, record_decoder

@@ -1,11 +1,10 @@
 """Packed bytes lie where weights.h reads them, and verdicts say why a need is refused."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from atlas_core.contracts.ops import OperandSpec, OpNeed
 from atlas_core.vocab.dtype import DType

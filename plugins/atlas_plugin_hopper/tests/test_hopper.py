@@ -2,9 +2,9 @@
 
 import struct
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from atlas_core.conformance.decoder import CHAIN_SHAPES, SHAPES, DecoderShape, DenseDecoder, record_decoder
 from atlas_core.conformance.linear_decoder import LARGE_LINEAR_SHAPES, LinearDecoder, record_linear_decoder

@@ -1,9 +1,9 @@
 """All between two full attentions of a hybrid as one launch: what is taken, and what the launch is told."""
 
 import struct
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from atlas_core.conformance.hybrid_decoder import HYBRID_SHAPES, HybridDecoder, HybridShape, record_hybrid_decoder
 from atlas_core.contracts.backend import DeviceFacts

@@ -1,8 +1,9 @@
 """What the facts about a machine mean for serving: findings with cures. Pure; ``doctor`` gathers the facts."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Literal
+
+from msgspec import Struct, field
 
 from atlas_core.plugins import PluginRecord
 from atlas_core.vocab.errors import AtlasError
@@ -18,8 +19,7 @@ LOW_DISK = 1 << 30
 _LOOPBACK = ("localhost", "127.0.0.1")
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(Struct, frozen=True):
     """``check`` names what was looked at. ``fail``: serving cannot work until it is cured; ``warn``: something else may not."""
 
     check: str
@@ -34,8 +34,7 @@ class Finding:
         return cls(check, level, error.what, error.why, error.cure)
 
 
-@dataclass(frozen=True, slots=True)
-class HardwareFacts:
+class HardwareFacts(Struct, frozen=True):
     """One hardware plugin. ``probed`` is its probe's verdict.
 
     The rest is known of present machines only: ``modules`` kernels for ``arch``, ``unusable`` ones of them with the reason, the
@@ -53,8 +52,7 @@ class HardwareFacts:
     broken: AtlasError | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ModelFacts:
+class ModelFacts(Struct, frozen=True):
     """The model that was asked about: on this disk or not, and the error that serving it would end with, if any."""
 
     name: str
@@ -63,8 +61,7 @@ class ModelFacts:
     error: AtlasError | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
+class Facts(Struct, frozen=True):
     """Everything that was looked at. Sizes are bytes, None where the system does not tell.
 
     ``conflict`` is what keeps the plugins from being used together; ``settings`` what is wrong with flags, variables or file. Where one

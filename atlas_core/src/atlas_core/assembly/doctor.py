@@ -4,10 +4,11 @@ import os
 import shutil
 import tempfile
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import getproxies_environment
+
+from msgspec.structs import replace
 
 from atlas_core.assembly.checkup import Facts, HardwareFacts, ModelFacts
 from atlas_core.assembly.environment import allow_list, trace_sink

@@ -5,12 +5,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from atlas_core.assembly.aside import Aside
 from atlas_core.assembly.early import begin_reading
@@ -93,8 +93,7 @@ def builder() -> Callable[[bytes, Report, ReadAhead | None], Engine]:
     return lambda settings, report, guessed: assemble(decode_settings(settings), registry, report, guessed)
 
 
-@dataclass(frozen=True, slots=True)
-class Built:
+class Built(Struct, frozen=True):
     """A model on a device, before anybody asks it anything. ``close`` gives the device back."""
 
     machine: Machine

@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from atlas_core.contracts.compute_target import ComputeTarget
 from atlas_core.contracts.declarations import GpuBackendDecl
@@ -20,8 +21,7 @@ from atlas_core.vocab.resolve import Candidate, Resolution, resolve
 from atlas_core.vocab.verdict import Verdict
 
 
-@dataclass(frozen=True, slots=True)
-class Machine:
+class Machine(Struct, frozen=True):
     """A hardware with everything that it inherits. ``candidates`` and ``archs`` hold everybody who was asked.
 
     ``tree`` and ``places`` are the kernel tree of all installed plugins, as far as it is this machine's. Nothing here needs the device.

@@ -2,7 +2,9 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from atlas_core.assembly.model import Model
 from atlas_core.assembly.packed import PackedCache
@@ -30,8 +32,7 @@ _NODE_BYTES = 32 * 1024
 """Device memory that a captured node may take; what it does take is measured at the start."""
 
 
-@dataclass(frozen=True, slots=True)
-class Weights:
+class Weights(Struct, frozen=True):
     """Every packed copy that has to be loaded, tied weights once, and which copy each use means."""
 
     copies: tuple[WeightCopy, ...]

@@ -1,11 +1,12 @@
 """What the checkpoint is: container, family, storage, weights."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from atlas_core.contracts.checkpoint import Checkpoint, CheckpointReader, Pooled, Pooling
 from atlas_core.contracts.declarations import CatalogueEntry, ModelDecl
@@ -38,8 +39,7 @@ TRANSCODED = {"bf16": plain(DType.BF16), "f16": plain(DType.F16), "f32": plain(D
 """What a matrix may be decoded to, by the value of ``--transcode``."""
 
 
-@dataclass(frozen=True, slots=True)
-class Model:
+class Model(Struct, frozen=True):
     """An opened checkpoint and its meaning. ``containers`` and ``formats`` hold everybody who was asked.
 
     ``kernel_packages`` are those in which the family's plugin keeps kernels. ``preset`` says which of its models this is, if any, and

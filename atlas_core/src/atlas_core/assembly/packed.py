@@ -2,9 +2,10 @@
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from atlas_core.assembly.early import image_stem
 from atlas_core.contracts.backend import GpuBackend
@@ -17,13 +18,12 @@ from atlas_core.runtime.loader import WeightCopy, WeightMemory
 from atlas_core.vocab.errors import CheckpointError
 
 
-@dataclass
-class PackedCache:
+class PackedCache(Struct):
     """One model's image. ``reason`` tells, once the weights are there, why it is to be written; empty when they came out of it."""
 
     path: Path
     identity: dict[str, str]
-    reason: str = field(default="", init=False)
+    reason: str = ""
 
     @classmethod
     def of(

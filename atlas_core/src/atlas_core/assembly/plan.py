@@ -1,8 +1,10 @@
 """From model, machine and settings to a plan: what every node of the step runs, for every bucket of rows."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from itertools import pairwise
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from atlas_core.assembly.machine import Machine
 from atlas_core.assembly.model import TRANSCODED, Model
@@ -29,8 +31,7 @@ BIAS_PAIRS = 1024
 """Pool of logit_bias entries of all running sequences: three full ones of 300, and room for suppressed end tokens."""
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedBucket:
+class PlannedBucket(Struct, frozen=True):
     """One bucket's plan and the memory its activations need."""
 
     bucket: Bucket
@@ -38,8 +39,7 @@ class PlannedBucket:
     arena: Arena
 
 
-@dataclass(frozen=True, slots=True)
-class StepPlan:
+class StepPlan(Struct, frozen=True):
     """Everything that is known before a device is touched."""
 
     settings: Settings

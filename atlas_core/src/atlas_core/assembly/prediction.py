@@ -1,7 +1,8 @@
 """How fast a decode step could be, from the bytes that it must read. A prediction, never a measurement."""
 
-from dataclasses import dataclass
 from math import prod
+
+from msgspec import Struct
 
 from atlas_core.assembly.plan import PlannedBucket
 from atlas_core.model.planner import Step
@@ -17,8 +18,7 @@ _ROWS = frozenset({"embed"})
 """Primitives that read one row of their weight for each token."""
 
 
-@dataclass(frozen=True, slots=True)
-class Prediction:
+class Prediction(Struct, frozen=True):
     """``step_bytes`` are weights and cached keys and values that one step reads; activations are left out."""
 
     step_bytes: int

@@ -4,7 +4,8 @@ import asyncio
 import gc
 import socket
 import time
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from atlas_core.assembly.served import fetch, served_model
 from atlas_core.assembly.settings import engine_settings

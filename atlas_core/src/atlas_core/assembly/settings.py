@@ -1,9 +1,9 @@
 """Settings on their way to the engine process."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from atlas_core.settings import Settings
 

@@ -2,10 +2,11 @@
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import cast
+
+from msgspec.structs import replace
 
 from atlas_core.assembly.machine import Machine, choose_machine, kernel_tree
 from atlas_core.assembly.plan import settled

@@ -2,9 +2,10 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
+
+from msgspec import Struct, to_builtins
 
 from atlas_core.bench.sample import Sample
 from atlas_core.bench.statistics import Distribution, describe
@@ -13,8 +14,7 @@ from atlas_core.bench.workload import Workload
 _MS = 1000.0
 
 
-@dataclass(frozen=True, slots=True)
-class Summary:
+class Summary(Struct, frozen=True):
     """``seconds`` is from the first request to the end of the last answer; throughputs are over it, failures left out.
 
     ``ttft`` is the time to the first token, ``inter_token`` that between two pieces of one answer, ``per_token`` an answer's time
@@ -39,7 +39,7 @@ class Summary:
 
     def as_json(self, workload: Workload, url: str) -> dict[str, Any]:
         """With everything needed to repeat the measurement."""
-        return {"url": url, "workload": asdict(workload), **asdict(self)}
+        return {"url": url, "workload": to_builtins(workload), **to_builtins(self)}
 
 
 def summarise(samples: Sequence[Sample]) -> Summary:

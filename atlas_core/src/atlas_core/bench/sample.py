@@ -1,14 +1,14 @@
 """What one request brought, and reading it off a stream of events. Pure: the clock is handed in."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from atlas_core.vocab.errors import EngineError
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(Struct, frozen=True):
     """Times are seconds on one monotonic clock. ``due`` is when the request should have been sent, ``sent`` when it was.
 
     ``arrivals`` are the times at which pieces of text came, the first being the first token's. The token counts are the server's

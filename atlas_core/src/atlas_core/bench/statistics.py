@@ -1,12 +1,12 @@
 """Percentiles, the one way in which distributions are summed up. Pure."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import floor, fsum
 
+from msgspec import Struct
 
-@dataclass(frozen=True, slots=True)
-class Distribution:
+
+class Distribution(Struct, frozen=True):
     """What is told of a number of values; every field but ``count`` is in their unit."""
 
     count: int

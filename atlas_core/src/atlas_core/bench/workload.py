@@ -1,9 +1,10 @@
 """What is asked, and when: the same for the same seed, whatever the server. Pure."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from random import Random
 from typing import Any, Literal
+
+from msgspec import Struct
 
 from atlas_core.vocab.errors import UsageError
 
@@ -19,8 +20,7 @@ _WORDS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Workload:
+class Workload(Struct, frozen=True):
     """``requests`` prompts of about ``prompt_tokens`` tokens, each answered with at most ``max_tokens``.
 
     ``rate`` is in requests a second, arriving at random and independently (a Poisson process); None sends each as soon as one of

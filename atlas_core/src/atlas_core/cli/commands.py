@@ -1,12 +1,12 @@
 """The subcommands, as a table: help reads it without importing any of them."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 
+from msgspec import Struct
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+
+class Entry(Struct, frozen=True):
     """``attribute`` of ``module`` is the click command; ``summary`` is the first sentence of its own help."""
 
     module: str

@@ -2,10 +2,10 @@
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from typing import Any
 
 import click
+from msgspec import to_builtins
 
 from atlas_core.cli.options import SectionedCommand, settings_from, settings_options
 from atlas_core.settings import Settings
@@ -30,9 +30,7 @@ def command(as_json: bool, **params: Any) -> int:
         settings, mistake = Settings(), error
     findings = check(gather(settings, mistake))
     if as_json:
-        click.echo(
-            json.dumps({"ok": healthy(findings), "findings": [asdict(finding) for finding in findings]}, indent=1)
-        )
+        click.echo(json.dumps({"ok": healthy(findings), "findings": to_builtins(findings)}, indent=1))
     else:
         click.echo("\n".join(text(findings)))
     return 0 if healthy(findings) else 1

@@ -1,10 +1,10 @@
 """Weights in storage layouts: what an implementation reads, and what the reference must compute with."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from atlas_core.contracts.quant import QuantFormat
 from atlas_core.ops.arrays import numpy_dtype
@@ -14,8 +14,7 @@ from atlas_core.vocab.layout import StorageLayout, plain
 Array = np.ndarray[Any, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class WeightCodec:
+class WeightCodec(Struct, frozen=True):
     """One layout with its bytes of float32 values, and the float32 values of bytes of a shape."""
 
     layout: StorageLayout

@@ -1,8 +1,7 @@
 """Small decoders, recorded as the families record theirs: where fused ops find their patterns."""
 
-from dataclasses import dataclass
-
 import numpy as np
+from msgspec import Struct
 
 from atlas_core.model.builder import ForwardBuilder, StepLayout, record
 from atlas_core.model.program import Program, Value
@@ -17,8 +16,7 @@ ACTIVATION = DType.BF16
 """Stands for "the activation type" in a recorded program: no op has an operand that is bfloat16 by contract."""
 
 
-@dataclass(frozen=True, slots=True)
-class Mixture:
+class Mixture(Struct, frozen=True):
     """Experts in place of a dense network: ``count`` of ``size``, ``active`` a token; ``shared`` adds one for all."""
 
     count: int
@@ -27,8 +25,7 @@ class Mixture:
     shared: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class DecoderShape:
+class DecoderShape(Struct, frozen=True):
     """Sizes of a decoder. ``bias`` adds biases to q, k and v, ``head_norm`` norms of the heads of q and k."""
 
     label: str
@@ -135,8 +132,7 @@ class DenseDecoder:
         return step.bias_add(y, step.weight(f"{name}.bias", rows)) if bias else y
 
 
-@dataclass(frozen=True, slots=True)
-class Recorded:
+class Recorded(Struct, frozen=True):
     """A program with what is needed to make up inputs for it; ``spec`` has one group of pages, and perhaps states."""
 
     label: str

@@ -1,10 +1,10 @@
 """Trials of fused ops: recorded programs are run up to where a pattern matches, and what lies there is the case."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from atlas_core.conformance.decoder import ACTIVATION, Recorded
 from atlas_core.contracts.ops import FusedOp

@@ -1,6 +1,6 @@
 """Small hybrids, recorded as the Qwen family records its own: where chains of whole layers find their patterns."""
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from atlas_core.conformance.decoder import ACTIVATION, BLOCKS, GROUP, SLOTS, Mixture, Recorded, mixture
 from atlas_core.conformance.linear_decoder import LinearShape, linear_attention, states_of
@@ -13,8 +13,7 @@ from atlas_core.vocab.model import CacheSpec, ModelSpec
 _VOCAB, _PAGE, _EPS = 97, 64, 1e-6
 
 
-@dataclass(frozen=True, slots=True)
-class HybridShape:
+class HybridShape(Struct, frozen=True):
     """``kinds`` has a letter a layer, l for linear and f for full attention, which has heads (of queries, of keys, their size) and a gate."""
 
     label: str

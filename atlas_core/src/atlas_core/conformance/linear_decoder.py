@@ -1,6 +1,6 @@
 """Small decoders of linear attention, recorded as the families record theirs: where fused ops of hybrids find their patterns."""
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from atlas_core.conformance.decoder import ACTIVATION, BLOCKS, GROUP, SLOTS, Recorded
 from atlas_core.model.builder import ForwardBuilder, StepLayout, record
@@ -13,8 +13,7 @@ CONVOLUTION, DELTA = "convolution", "delta"
 _VOCAB, _PAGE = 97, 16
 
 
-@dataclass(frozen=True, slots=True)
-class LinearShape:
+class LinearShape(Struct, frozen=True):
     """Sizes of a decoder: key and value heads and their dimensions, and the width of the convolution."""
 
     label: str

@@ -1,14 +1,14 @@
 """Results as values, printed as tables or JSON."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Literal
+
+from msgspec import Struct, field
 
 Status = Literal["passed", "failed", "unsupported", "begun"]
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
+class Result(Struct, frozen=True):
     """One implementation on one trial. ``detail`` says what is wrong, or why it is not supported.
 
     ``begun`` is heard before a trial runs, and is in no report.
@@ -31,8 +31,7 @@ def result_id(op: str, implementation: str, label: str) -> str:
     return f"{op}[{implementation}]({label})"
 
 
-@dataclass
-class Report:
+class Report(Struct):
     """All results. ``missing`` names ops for which there is no trial; ``lost`` says why the run could not go on."""
 
     results: list[Result] = field(default_factory=list)
@@ -109,8 +108,7 @@ def _reasons(results: Iterable[Result]) -> list[str]:
     return list(dict.fromkeys(result.detail for result in results if result.status == "unsupported"))
 
 
-@dataclass(frozen=True, slots=True)
-class Timing:
+class Timing(Struct, frozen=True):
     """One implementation timed. ``nbytes`` are the bytes that must move at least once, ``flops`` what the op counts (0: not told).
 
     ``bandwidth_share`` is nbytes / time over the machine's bandwidth, when that is known.

@@ -1,11 +1,11 @@
 """The three modes of conformance: test, support, bench. Plain objects in, plain results out."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import chain
 from statistics import median
 
 import numpy as np
+from msgspec import Struct, field
 
 from atlas_core.conformance.codecs import WeightCodec, plain_codecs
 from atlas_core.conformance.decoder import CHAIN_SHAPES, LARGE_SHAPES, SHAPES, Recorded, record_decoder
@@ -30,8 +30,7 @@ MoreTrials = Mapping[str, Callable[[int, bool], Iterator[Trial]]]
 """(seed, large) → trials, by the name of an op that a plugin brings."""
 
 
-@dataclass(frozen=True, slots=True)
-class Subject:
+class Subject(Struct, frozen=True):
     """What is on trial. ``models`` are further recorded programs in which fused ops find their patterns."""
 
     backend: GpuBackend
@@ -49,8 +48,7 @@ class Subject:
         return self.backend.facts().processors
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
+class Options(Struct, frozen=True):
     """Which trials are run: those whose id contains ``filter``, in these activation types and weight layouts."""
 
     filter: str = ""

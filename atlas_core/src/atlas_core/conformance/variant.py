@@ -1,10 +1,11 @@
 """One trial as one implementation would meet it in a plan: bucket, types, storage layouts, cache layout."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from atlas_core.conformance.codecs import WeightCodec
 from atlas_core.contracts.ops import KVLayout, OperandSpec, OpImplementation, OpNeed
@@ -18,8 +19,7 @@ from atlas_core.vocab.errors import KernelError
 Array = np.ndarray[Any, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Variant:
+class Variant(Struct, frozen=True):
     """A trial in one activation type, one layout of matrices (None: there are none) and one cache layout (None: no cache)."""
 
     op: Op

@@ -1,9 +1,10 @@
 """GpuBackend: what a machine must offer at run time. The CPU is one more such machine."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Protocol, runtime_checkable
+
+from msgspec import Struct
 
 from atlas_core.vocab.kernel import Arg, Geometry, LaunchAttrs
 
@@ -13,8 +14,7 @@ Graph = Any
 KernelHandle = Any
 
 
-@dataclass(frozen=True, slots=True)
-class Capabilities:
+class Capabilities(Struct, frozen=True):
     """What is real on this backend; nothing is emulated behind a False.
 
     ``asynchronous``: enqueue and launch_graph return before the work is done, so the engine runs one step ahead.
@@ -33,8 +33,7 @@ class Capabilities:
     host_link: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceFacts:
+class DeviceFacts(Struct, frozen=True):
     """What the running device says of itself: ``arch`` as in HARDWARE.toml, bytes of memory, processors (SMs or cores)."""
 
     name: str
@@ -189,8 +188,7 @@ class GpuBackend(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class HostRing:
+class HostRing(Struct, frozen=True):
     """``places`` equal places of page-locked ``memory`` that steps use in turn.
 
     ``turn`` is the device address of an int32 that counts the steps begun: a step's place is what it was, modulo ``places``.
@@ -206,8 +204,7 @@ class HostRing:
         return self.memory.nbytes // self.places
 
 
-@dataclass(frozen=True, slots=True)
-class StepResults:
+class StepResults(Struct, frozen=True):
     """Device addresses of what a step leaves: int32 ``sampled`` [rows], float32 ``values`` and int32 ``ids`` [rows, ``wide``].
 
     ``counts`` are the live counts, ``rows`` the most rows of any step: in a place of the ring the three lie one behind the other for so
@@ -240,8 +237,7 @@ class HostLink(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class HostLoad:
+class HostLoad(Struct, frozen=True):
     """``nbytes`` from ``start`` of an open file, the address they are read to, and the launches that use them there."""
 
     descriptor: int

@@ -1,17 +1,17 @@
 """CheckpointReader: one container format (a Hugging Face directory, a GGUF file) as config, tensors and text parts."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
+
+from msgspec import Struct
 
 from atlas_core.vocab.layout import StorageLayout
 from atlas_core.vocab.model import TensorInfo
 from atlas_core.vocab.verdict import Verdict
 
 
-@dataclass(frozen=True, slots=True)
-class BpeTables:
+class BpeTables(Struct, frozen=True):
     """Every token in the order of the ids, none twice, and the pairs to merge, first ones first; ``merges`` is called when somebody encodes.
 
     ``tokens`` may decode each when it is asked for: few of them are before a text is encoded.
@@ -21,8 +21,7 @@ class BpeTables:
     merges: Callable[[], Sequence[tuple[str, str]]]
 
 
-@dataclass(frozen=True, slots=True)
-class TokenizerSource:
+class TokenizerSource(Struct, frozen=True):
     """``json`` is the text of a tokenizer.json (``tokenizers`` reads it; no other class is consulted).
 
     A container that keeps a BPE model in another form may leave its ``vocab`` and ``merges`` empty there and give ``tables``.
@@ -37,8 +36,7 @@ class TokenizerSource:
     tables: BpeTables | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Pooling:
+class Pooling(Struct, frozen=True):
     """How an embedding model makes one vector of a text: of the hidden states behind the final norm, that of the ``last`` token, of
     the first (``cls``), or the ``mean`` of all.
 
@@ -85,8 +83,7 @@ class Checkpoint(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Extent:
+class Extent(Struct, frozen=True):
     """``nbytes`` bytes of a file, from ``start`` on."""
 
     path: Path

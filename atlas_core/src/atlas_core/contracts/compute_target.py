@@ -1,21 +1,20 @@
 """ComputeTarget: how kernel sources become binaries of one exact architecture, before anything is served."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from msgspec import Struct, field
 
-@dataclass(frozen=True, slots=True)
-class Compiler:
+
+class Compiler(Struct, frozen=True):
     """A found compiler: the command that starts it and its own version line (part of the content key)."""
 
     command: tuple[str, ...]
     version: str
 
 
-@dataclass(frozen=True, slots=True)
-class CompileReport:
+class CompileReport(Struct, frozen=True):
     """What the compiler says of its output; per entry where it can tell. Bytes, registers per thread."""
 
     registers: dict[str, int] = field(default_factory=dict)

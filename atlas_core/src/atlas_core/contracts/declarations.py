@@ -1,21 +1,20 @@
 """The small frozen declarations that hooks return. Everything heavy stands behind ``module:attr`` strings."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from atlas_core.contracts import API_VERSION
 
 
-@dataclass(frozen=True, slots=True)
-class KernelRoot:
+class KernelRoot(Struct, frozen=True):
     """A folder named ``kernels`` inside a package: ``package`` is importable, ``folder`` relative to it."""
 
     package: str
     folder: str = "kernels"
 
 
-@dataclass(frozen=True, slots=True)
-class ComputeTargetDecl:
+class ComputeTargetDecl(Struct, frozen=True):
     """A toolchain. ``target`` is ``module:attr`` of a class of no arguments that is a ComputeTarget."""
 
     vendor: str
@@ -23,8 +22,7 @@ class ComputeTargetDecl:
     api: str = API_VERSION
 
 
-@dataclass(frozen=True, slots=True)
-class GpuBackendDecl:
+class GpuBackendDecl(Struct, frozen=True):
     """A machine. ``backend`` is ``module:attr`` of a callable (KernelLibrary, ordinal, *, threads=None) → GpuBackend, where
     ``threads`` is what the operator asked for, refused with UsageError if it means nothing; ``probe`` of one () → Verdict.
 
@@ -50,8 +48,7 @@ class GpuBackendDecl:
     api: str = API_VERSION
 
 
-@dataclass(frozen=True, slots=True)
-class CommBackendDecl:
+class CommBackendDecl(Struct, frozen=True):
     """A way for ranks to talk. ``backend`` is ``module:attr`` of a callable (rank, world_size, rendezvous) → CommBackend."""
 
     name: str
@@ -59,8 +56,7 @@ class CommBackendDecl:
     api: str = API_VERSION
 
 
-@dataclass(frozen=True, slots=True)
-class CatalogueEntry:
+class CatalogueEntry(Struct, frozen=True):
     """A model that can be asked for by a short name.
 
     ``repo`` and ``revision`` are on the Hub, ``file`` inside it (empty: a whole directory), with its ``sha256``. ``wheel`` is
@@ -77,8 +73,7 @@ class CatalogueEntry:
     licence: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ModelDecl:
+class ModelDecl(Struct, frozen=True):
     """A model family. ``loader`` is ``module:attr`` of a class of no arguments that is a ModelWeightLoader.
 
     ``aliases`` are further model_types it reads (canonical spelling). ``ops`` is ``module:attr`` of a callable giving its own ops.
@@ -98,8 +93,7 @@ class ModelDecl:
     api: str = API_VERSION
 
 
-@dataclass(frozen=True, slots=True)
-class QuantFormatDecl:
+class QuantFormatDecl(Struct, frozen=True):
     """A storage format, a container, or both: ``module:attr`` of classes of no arguments."""
 
     name: str
@@ -108,8 +102,7 @@ class QuantFormatDecl:
     api: str = API_VERSION
 
 
-@dataclass(frozen=True, slots=True)
-class DialectDecl:
+class DialectDecl(Struct, frozen=True):
     """A dialect. ``dialect`` is ``module:attr`` of a class of no arguments."""
 
     name: str

@@ -1,8 +1,9 @@
 """Dialect: how a family of models writes turns, tool calls and reasoning as text."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+from msgspec import Struct, field
 
 from atlas_core.vocab.verdict import Verdict
 
@@ -10,37 +11,32 @@ Schema = Mapping[str, Any] | bool
 """A JSON schema."""
 
 
-@dataclass(frozen=True, slots=True)
-class Tool:
+class Tool(Struct, frozen=True):
     """A function that the model may call; ``parameters`` is the JSON schema of its arguments, an object."""
 
     name: str
     parameters: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Text:
+class Text(Struct, frozen=True):
     """A piece of the answer's own text."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class CallBegin:
+class CallBegin(Struct, frozen=True):
     """A call of ``name`` begins; calls never overlap."""
 
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class CallArguments:
+class CallArguments(Struct, frozen=True):
     """A piece of the arguments of the call that is open. The joined pieces are JSON, unless the model's own text was not."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class CallEnd:
+class CallEnd(Struct, frozen=True):
     """The open call is done. A call that was cut off has no end."""
 
 
@@ -91,8 +87,7 @@ class ToolSyntax(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class ReasoningSyntax:
+class ReasoningSyntax(Struct, frozen=True):
     """Thoughts stand between ``start`` and ``end``, at the very beginning of an answer."""
 
     start: str

@@ -1,14 +1,14 @@
 """ModelWeightLoader: what a checkpoint of one family means. It records its layers; it never launches anything."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Protocol
+
+from msgspec import Struct
 
 from atlas_core.vocab.model import ModelSpec
 
 
-@dataclass(frozen=True, slots=True)
-class ExpertStack:
+class ExpertStack(Struct, frozen=True):
     """A weight [experts, rows, columns] in one of the ways in which checkpoints keep it.
 
     ``separate``: alternatives, each the names of one tensor [rows, columns] for every expert, in order. ``fused``: alternatives of one
@@ -22,8 +22,7 @@ class ExpertStack:
     part: tuple[int, int] = (0, 0)
 
 
-@dataclass(frozen=True, slots=True)
-class WeightSource:
+class WeightSource(Struct, frozen=True):
     """Where a canonical weight lies in a checkpoint: the first of ``names`` that is present, else ``stack``.
 
     ``row_order`` gives, for each row of the weight, the row of the file that holds it (None: as stored).
@@ -47,8 +46,7 @@ class WeightSource:
         return bool(self.offset) or self.logarithm or self.factor != 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class NameMap:
+class NameMap(Struct, frozen=True):
     """Every weight of the model under its canonical name, and tensors that are known and not used (glob patterns)."""
 
     weights: Mapping[str, WeightSource]

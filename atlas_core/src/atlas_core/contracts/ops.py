@@ -1,10 +1,10 @@
 """OpImplementation: one way to run one op on one machine."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
+from msgspec import Struct, field
 
 from atlas_core.contracts.backend import GpuBackend, Launch
 from atlas_core.vocab.dtype import DType
@@ -13,8 +13,7 @@ from atlas_core.vocab.layout import StorageLayout
 from atlas_core.vocab.verdict import Verdict
 
 
-@dataclass(frozen=True, slots=True)
-class OperandSpec:
+class OperandSpec(Struct, frozen=True):
     """One operand of a node: shape with every symbolic dimension at its largest for this bucket.
 
     ``layout`` is set for weights; ``dtype`` is the scalar type of everything else (and of plain weights).
@@ -30,8 +29,7 @@ class OperandSpec:
     live: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class OpNeed:
+class OpNeed(Struct, frozen=True):
     """What one node of the plan asks for. ``tokens``, ``sequences``, ``rows`` are the bucket's largest live counts.
 
     ``max_query`` is the longest query of a sequence in this bucket (1: pure decode). ``numerics`` is exact or fast.
@@ -54,8 +52,7 @@ class OpNeed:
     processors: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Buffer:
+class Buffer(Struct, frozen=True):
     """Device memory of one operand."""
 
     address: int
@@ -70,8 +67,7 @@ def _keep_nothing(data: bytes) -> int:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class BindContext:
+class BindContext(Struct, frozen=True):
     """What an implementation gets to make launches of.
 
     ``operands`` has a Buffer for each operand; ``counts`` is the address of the live counts (int32, see ops.step); ``scratch``
@@ -88,16 +84,14 @@ class BindContext:
     keep: Callable[[bytes], int] = _keep_nothing
 
 
-@dataclass(frozen=True, slots=True)
-class Packed:
+class Packed(Struct, frozen=True):
     """A weight as kernels want it: ``name`` identifies the packing; equal names mean equal bytes for equal weights."""
 
     name: str
     nbytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Repack:
+class Repack(Struct, frozen=True):
     """How the device itself makes a packing out of stored rows, a piece of the matrix at a time.
 
     ``rows`` stored rows become ``nbytes`` packed ones; a piece has a multiple of so many rows, but for the last of a matrix. Leading
@@ -120,8 +114,7 @@ class Repacker(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class KVLayout:
+class KVLayout(Struct, frozen=True):
     """How one page of one layer lies in memory. ``order`` is ``page, kv, head, token, dim`` unless named otherwise.
 
     ``page_tokens`` positions a page; element (kv, head, token, dim) with kv 0 = keys, 1 = values. ``key_tile`` above 1: keys
@@ -176,8 +169,7 @@ class OpImplementation(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class FusedCall:
+class FusedCall(Struct, frozen=True):
     """One primitive inside a fused op: ``operands`` maps the primitive's operand names to names of the fused op's operands.
 
     Names that are neither inputs, weights nor outputs of the fused op are internal and never reach memory.
@@ -189,8 +181,7 @@ class FusedCall:
     attrs: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class FusedOp:
+class FusedOp(Struct, frozen=True):
     """An op defined by its decomposition, which is its reference: a straight sequence of recorded primitives.
 
     ``outputs`` are the operands that exist afterwards. Matching is exact: same primitives, same order, same data flow.

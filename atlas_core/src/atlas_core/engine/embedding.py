@@ -1,11 +1,12 @@
 """Runs prompts for their vectors: replay FORWARD, read the hidden states back, pool them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
+from msgspec.structs import replace
 
 from atlas_core.contracts.backend import GpuBackend, Stream
 from atlas_core.contracts.ops import Buffer
@@ -22,8 +23,7 @@ from atlas_core.vocab.dtype import DType
 from atlas_core.vocab.errors import EngineError
 
 
-@dataclass(slots=True)
-class _Sum:
+class _Sum(Struct):
     """What is pooled of a prompt so far: a sum of ``count`` vectors, float64."""
 
     total: npt.NDArray[np.float64]

@@ -1,10 +1,10 @@
 """The inputs of a step as one block of int32, so that one copy brings them all to the device."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from atlas_core.contracts.ops import Buffer
 from atlas_core.model.planner import Bucket
@@ -16,8 +16,7 @@ _ALIGNMENT = 64
 _WORD = 4
 
 
-@dataclass(frozen=True, slots=True)
-class InputLayout:
+class InputLayout(Struct, frozen=True):
     """Where each input lies in the block of one bucket.
 
     Updates, which are mostly few, come last: only what is live is copied.

@@ -5,9 +5,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
+
+from msgspec import Struct
 
 from atlas_core.engine.failures import to_failure
 from atlas_core.engine.grammar import Grammars, Matcher
@@ -20,15 +21,13 @@ from atlas_core.vocab.errors import AtlasError, EngineError, RequestError
 from atlas_core.vocab.messages import Abort, Delta, Drain, FromEngine, Gauges, Generate, Ready, StepResult
 
 
-@dataclass(frozen=True, slots=True)
-class Closed:
+class Closed(Struct, frozen=True):
     """Nobody listens any more, or (``error``) what they say is not understood: stop at once."""
 
     error: AtlasError | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Compiled:
+class Compiled(Struct, frozen=True):
     """The grammar of a request is there, or cannot be had."""
 
     id: str
@@ -46,8 +45,7 @@ The other process wakes up meanwhile, and a step of many rows still takes few me
 Emit = Callable[[FromEngine], None]
 
 
-@dataclass(frozen=True, slots=True)
-class StepOutput:
+class StepOutput(Struct, frozen=True):
     """What a step gave, one entry for each of its plan's ``sample_row``.
 
     ``alternatives`` is None when nobody wanted any; ``vectors``, unless None, are what prompts were run for. ``experts`` are those that

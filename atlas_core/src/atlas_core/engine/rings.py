@@ -1,10 +1,10 @@
 """Page-locked memory that steps use in turn: inputs on their way to the device, results on their way back."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from atlas_core.contracts.backend import Event, GpuBackend, HostLink, HostRing, Launch, StepResults
 from atlas_core.contracts.ops import Buffer
@@ -19,15 +19,14 @@ WIDE = 1 + MAX_TOP_LOGPROBS
 _WORD = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Results:
+class Results(Struct, frozen=True):
     """Names of the program's results, in the order in which model.builder records them; behind them ``experts``, where they are counted."""
 
     sampled: str
     logprob_values: str
     logprob_ids: str
     logits: str
-    experts: tuple[str, ...] = field(default=(), kw_only=True)
+    experts: tuple[str, ...] = ()
 
 
 class Place:
@@ -110,8 +109,7 @@ class Rings:
         self._backend.free(self._turn)
 
 
-@dataclass(frozen=True, slots=True)
-class LinkFrame:
+class LinkFrame(Struct, frozen=True):
     """A runtime.bound.Frame."""
 
     link: HostLink

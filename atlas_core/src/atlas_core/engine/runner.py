@@ -1,11 +1,11 @@
 """Runs step plans on a device: pack the inputs, replay FORWARD and SAMPLE, bring the results back."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from atlas_core.contracts.backend import GpuBackend, Stream
 from atlas_core.contracts.ops import Buffer
@@ -41,8 +41,7 @@ class CapturedStep(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Ticket:
+class Ticket(Struct, frozen=True):
     """A launched step. ``number`` counts launches from 0."""
 
     number: int

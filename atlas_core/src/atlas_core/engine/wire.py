@@ -6,10 +6,10 @@ is never guessed at.
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 
 from atlas_core.plugins.identity import Identity, difference
 from atlas_core.vocab.errors import EngineError
@@ -22,8 +22,7 @@ MAX_FRAME = 64 << 20
 _LENGTH = struct.Struct("<I")
 
 
-@dataclass(frozen=True, slots=True)
-class Configure:
+class Configure(Struct, frozen=True):
     """How to build the engine: ``build`` is ``module:attr`` of a serving.Build, ``settings`` its first argument."""
 
     build: str

@@ -8,8 +8,9 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from atlas_core.contracts.compute_target import Compiler, CompileReport, ComputeTarget
 from atlas_core.kernels.closure import closure, content_key, source_key
@@ -20,8 +21,7 @@ from atlas_core.kernels.tree import COMMON, Hardware, KernelTree, Unit
 from atlas_core.vocab.errors import KernelError
 
 
-@dataclass(frozen=True, slots=True)
-class Selection:
+class Selection(Struct, frozen=True):
     """Shell-style wildcards. A selected hardware brings its common layer.
 
     No ``archs`` means the first that the hardware declares, ``("*",)`` all of them.
@@ -33,8 +33,7 @@ class Selection:
     archs: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
+class Job(Struct, frozen=True):
     """One output folder: a layer of a hardware for one (resolved) architecture."""
 
     hardware: str
@@ -42,8 +41,7 @@ class Job:
     layer: str
 
 
-@dataclass(frozen=True, slots=True)
-class Built:
+class Built(Struct, frozen=True):
     """What became of one module: ``built`` or ``kept``. ``log`` is what the compiler said beside errors."""
 
     job: Job

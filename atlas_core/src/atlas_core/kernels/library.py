@@ -2,8 +2,9 @@
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from atlas_core.kernels.closure import closure, source_key
 from atlas_core.kernels.record import MANIFEST, CompiledLayer, load
@@ -14,8 +15,7 @@ from atlas_core.vocab.kernel import Param
 from atlas_core.vocab.target import Target
 
 
-@dataclass(frozen=True, slots=True)
-class CompiledKernel:
+class CompiledKernel(Struct, frozen=True):
     """One entry, ready to be loaded. ``origin`` says whose source it is.
 
     ``params`` are what ``GpuBackend.prepare_launch`` holds arguments against; resources are None where the compiler

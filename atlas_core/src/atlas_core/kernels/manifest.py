@@ -4,9 +4,10 @@ import difflib
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, get_args
+
+from msgspec import Struct, field
 
 from atlas_core.vocab.errors import KernelError
 from atlas_core.vocab.kernel import Param, ParamKind
@@ -17,8 +18,7 @@ _PARAM = re.compile(r"(?P<kind>[a-z0-9]+)\s*(?:<(?P<element>[^<>]*)>)?\s+(?P<nam
 _ELEMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_:]*(?: [A-Za-z_][A-Za-z0-9_:]*)*(?: ?\*(?: ?const)?)*")
 
 
-@dataclass(frozen=True, slots=True)
-class BuildOptions:
+class BuildOptions(Struct, frozen=True):
     """Compiler flags, and how many bytes a thread may spill. A bound (None: not stated) comes with its reason."""
 
     flags: tuple[str, ...] = ()
@@ -26,8 +26,7 @@ class BuildOptions:
     spill_reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ModuleDecl:
+class ModuleDecl(Struct, frozen=True):
     """One binary made of one source file, which lies beside the KERNEL.toml."""
 
     name: str
@@ -35,8 +34,7 @@ class ModuleDecl:
     options: BuildOptions = BuildOptions()
 
 
-@dataclass(frozen=True, slots=True)
-class EntryDecl:
+class EntryDecl(Struct, frozen=True):
     """One function that a module offers, with its parameters in order."""
 
     name: str
@@ -44,8 +42,7 @@ class EntryDecl:
     params: tuple[Param, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class InstanceDecl:
+class InstanceDecl(Struct, frozen=True):
     """One more binary of a module's source, compiled with ``defines``; the entries are the same, the module is not."""
 
     name: str
@@ -53,8 +50,7 @@ class InstanceDecl:
     defines: tuple[tuple[str, str], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class KernelManifest:
+class KernelManifest(Struct, frozen=True):
     """One KERNEL.toml. ``shadows`` maps a source's stem, or an instance's name, to the reason for replacing it."""
 
     build: BuildOptions = BuildOptions()
@@ -64,8 +60,7 @@ class KernelManifest:
     shadows: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class ServingDefault:
+class ServingDefault(Struct, frozen=True):
     """A default that a machine proposes for a setting, with the measurement that speaks for it."""
 
     setting: str
@@ -73,8 +68,7 @@ class ServingDefault:
     evidence: str
 
 
-@dataclass(frozen=True, slots=True)
-class HardwareManifest:
+class HardwareManifest(Struct, frozen=True):
     """One HARDWARE.toml. Figures are None where they differ from machine to machine (a CPU's core count).
 
     ``memory_bandwidth_gbps`` is in 1e9 bytes a second, ``memory_gb`` in 1e9 bytes. ``extends`` names the hardware whose

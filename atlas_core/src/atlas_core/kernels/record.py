@@ -2,8 +2,9 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from atlas_core.kernels.manifest import parse_param
 from atlas_core.vocab.errors import KernelError
@@ -14,8 +15,7 @@ FORMAT = 1
 _REBUILD = "Delete the folder and run atlas kernels build."
 
 
-@dataclass(frozen=True, slots=True)
-class CompiledEntry:
+class CompiledEntry(Struct, frozen=True):
     """One entry of a binary: registers and spilled bytes a thread, bytes of static shared memory; None: not told."""
 
     params: tuple[Param, ...]
@@ -24,8 +24,7 @@ class CompiledEntry:
     shared: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class CompiledModule:
+class CompiledModule(Struct, frozen=True):
     """One binary. ``files`` is its closure: SHA-256 by ``package:path``; keys are those of ``kernels.closure``."""
 
     file: str
@@ -41,8 +40,7 @@ class CompiledModule:
     entries: Mapping[str, CompiledEntry]
 
 
-@dataclass(frozen=True, slots=True)
-class CompiledLayer:
+class CompiledLayer(Struct, frozen=True):
     """All binaries of one layer for one architecture; ``declarations`` are the TOML files behind it, by SHA-256."""
 
     hardware: str

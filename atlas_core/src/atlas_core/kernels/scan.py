@@ -3,9 +3,10 @@
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from importlib import resources
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from atlas_core.contracts.declarations import KernelRoot
 from atlas_core.kernels.assemble import Machines, assemble

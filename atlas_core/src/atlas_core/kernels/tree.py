@@ -8,7 +8,8 @@ Layers stand from general to specific: common of the extended hardware, common, 
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from atlas_core.kernels.manifest import (
     BuildOptions,
@@ -37,8 +38,7 @@ def suffix(name: str) -> str:
     return dot + tail if head else ""
 
 
-@dataclass(frozen=True, slots=True)
-class RootFiles:
+class RootFiles(Struct, frozen=True):
     """The files of one root, by POSIX path below its folder ``kernels``; ``links`` are the symlinks, with targets."""
 
     package: str
@@ -46,8 +46,7 @@ class RootFiles:
     links: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(Struct, frozen=True):
     """One thing that is wrong in the tree: where, what, and what to do."""
 
     where: str
@@ -58,8 +57,7 @@ class Finding:
         return f"{self.where}: {self.what} ({self.cure})"
 
 
-@dataclass(frozen=True, slots=True)
-class Folder:
+class Folder(Struct, frozen=True):
     """One folder with a KERNEL.toml. ``id`` is ``package:path``; ``layer`` is ``common`` or ``model/quant``."""
 
     package: str
@@ -80,8 +78,7 @@ class Folder:
         return frozenset(name for name in self.files if suffix(name) in SOURCE_SUFFIXES)
 
 
-@dataclass(frozen=True, slots=True)
-class Hardware:
+class Hardware(Struct, frozen=True):
     """One machine of the tree; ``common`` is None when it inherits everything."""
 
     package: str
@@ -89,8 +86,7 @@ class Hardware:
     common: Folder | None
 
 
-@dataclass(frozen=True, slots=True)
-class Unit:
+class Unit(Struct, frozen=True):
     """One binary of one layer, and what it is made of.
 
     ``source`` and ``includes`` are ``package:path`` ids; ``package`` owns the output. ``origin`` says why this source.
@@ -109,8 +105,7 @@ class Unit:
     origin: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Module:
+class _Module(Struct, frozen=True):
     """A module while layers are stacked: ``decided`` is the layer that last had a say, ``home`` the source's layer."""
 
     name: str
@@ -123,8 +118,7 @@ class _Module:
     origin: str
 
 
-@dataclass(frozen=True, slots=True)
-class KernelTree:
+class KernelTree(Struct, frozen=True):
     """``hardware`` by name, ``leaves`` by (hardware, model, quant); ``findings`` are what did not fit.
 
     ``dormant`` folders are for hardware that no installed plugin declares: usual for a model plugin, a misspelling in

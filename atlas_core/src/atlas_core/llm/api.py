@@ -4,9 +4,11 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from atlas_core.assembly.aside import Aside
 from atlas_core.assembly.asked import settings_from_environment
@@ -151,8 +153,7 @@ class LLM:
         return [results[place] for place in range(len(asked))]
 
 
-@dataclass(frozen=True, slots=True)
-class _Building:
+class _Building(Struct, frozen=True):
     """Builds the engine on its own thread; see local.Build."""
 
     settings: Settings

@@ -1,11 +1,11 @@
 """From what a script asks for to sequences, by the rules of the HTTP endpoints: one schema, one set of defaults. Pure."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec import Struct
 
 from atlas_core.server.chat import Chat
 from atlas_core.server.completions import Completions
@@ -30,8 +30,7 @@ _FOREIGN = frozenset(
 """Fields of the endpoints that a call has an argument for, or no use."""
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(Struct, frozen=True):
     """One sequence to generate, for the prompt number ``index``."""
 
     index: int

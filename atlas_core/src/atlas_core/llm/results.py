@@ -1,13 +1,12 @@
 """What comes back for a prompt."""
 
-from dataclasses import dataclass, field
+from msgspec import Struct, field
 
 from atlas_core.vocab.messages import Delta, FinishReason, Position
 from atlas_core.vocab.sampling import SamplingParams
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(Struct, frozen=True):
     """Tokens: of the prompt, of the answer, and of the prompt those that a cache spared."""
 
     prompt_tokens: int = 0
@@ -15,8 +14,7 @@ class Usage:
     cached_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
+class Result(Struct, frozen=True):
     """One answer. ``index`` is the prompt that it answers, in the order given.
 
     ``token_ids`` include the one that ended it, if any; ``text`` does not show it. ``finish_reason`` is stop or length.
@@ -35,8 +33,7 @@ class Result:
     prompt_logprobs: tuple[Position, ...] | None = None
 
 
-@dataclass(slots=True)
-class Gathered:
+class Gathered(Struct):
     """Deltas of one sequence, put together."""
 
     pieces: list[str] = field(default_factory=list)

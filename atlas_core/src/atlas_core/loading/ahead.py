@@ -5,8 +5,9 @@ import threading
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from atlas_core.contracts.checkpoint import Extent
 from atlas_core.loading.extents import MARGIN, ExtentReader
@@ -28,8 +29,7 @@ _PROBES = 16
 """Places of a file of which all are in the page cache when all of it is taken to be."""
 
 
-@dataclass(slots=True)
-class _Block:
+class _Block(Struct):
     """``data`` are the bytes of ``extent`` once ``done``, until all were ``taken``; None too when nobody reads them here."""
 
     index: int

@@ -1,15 +1,15 @@
 """What is on this disk already: catalogue models in Atlas's cache and in the Hub's, and everything else in the Hub's."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from atlas_core.contracts.declarations import CatalogueEntry
 from atlas_core.loading.fetch import HUB_ID, cache_directory, catalogue_target
 
 
-@dataclass(frozen=True, slots=True)
-class CachedModel:
+class CachedModel(Struct, frozen=True):
     """One revision of a Hub repository: its commit, where it lies, and its bytes (files shared by revisions count for each)."""
 
     repo: str

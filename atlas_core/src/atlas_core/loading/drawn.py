@@ -11,13 +11,13 @@ Matrices are stretches of one pool of normal values for each deviation, so that 
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cache
 from math import log
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from atlas_core.ops.arrays import numpy_dtype
 from atlas_core.vocab.dtype import DType
@@ -32,8 +32,7 @@ _VECTOR = 0.1
 _MOST_RATE, _STEPS = 16.0, (0.001, 0.1)
 
 
-@dataclass(frozen=True, slots=True)
-class Stretch:
+class Stretch(Struct, frozen=True):
     """``count`` values of the pool of ``deviation``, from ``start`` on."""
 
     deviation: float

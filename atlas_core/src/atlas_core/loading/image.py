@@ -13,9 +13,10 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
+
+from msgspec import Struct
 
 from atlas_core.contracts.backend import GpuBackend
 from atlas_core.contracts.checkpoint import Extent
@@ -39,8 +40,7 @@ class UnusableImageError(CheckpointError):
     """An image cannot be used; the checkpoint can."""
 
 
-@dataclass(frozen=True, slots=True)
-class PackedImage:
+class PackedImage(Struct, frozen=True):
     """An opened image: where each copy lies, and what its chunks sum up to."""
 
     path: Path

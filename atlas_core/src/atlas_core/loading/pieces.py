@@ -2,12 +2,12 @@
 
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from atlas_core.contracts.checkpoint import Extent
 from atlas_core.contracts.ops import Repack
@@ -19,8 +19,7 @@ _GAP = 64 * 1024
 """Bytes between two pieces that are rather read for nothing than left out."""
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
+class Placed(Struct, frozen=True):
     """Where a weight's bytes lie: extents one behind another. ``order`` lists stored rows in the order of the model; None: as stored."""
 
     extents: tuple[Extent, ...]
@@ -43,8 +42,7 @@ class WeightSource(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Checks:
+class Checks(Struct, frozen=True):
     """A CRC-32 for each ``chunk`` bytes of a piece, the last of which may be shorter."""
 
     chunk: int
@@ -61,8 +59,7 @@ class Checks:
                 )
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(Struct, frozen=True):
     """``extent`` becomes ``nbytes`` bytes at ``offset`` of the copy: as it is, or by ``repack`` of ``rows`` rows.
 
     ``order`` numbers the rows of the piece within the extent, int32. ``checks`` hold for the bytes of the extent.
@@ -78,8 +75,7 @@ class Piece:
     checks: Checks | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
+class Load(Struct, frozen=True):
     """One read, and the pieces whose extents lie in it."""
 
     extent: Extent

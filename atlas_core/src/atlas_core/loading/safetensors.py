@@ -2,9 +2,10 @@
 
 import json
 import struct
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
+
+from msgspec import Struct
 
 from atlas_core.loading.files import AGAIN, RangeFile, impostor
 from atlas_core.vocab.errors import CheckpointError
@@ -21,8 +22,7 @@ BITS = {
 """Every scalar type of the format with its size in bits."""
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
+class Stored(Struct, frozen=True):
     """One tensor: ``start`` and ``end`` are absolute positions in the file, ``shape`` is outermost first."""
 
     name: str

@@ -1,10 +1,10 @@
 """Weights of experts [experts, rows, columns], from one tensor for all of them or one for each."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from math import prod
 
 import numpy as np
+from msgspec import Struct
 
 from atlas_core.contracts.checkpoint import Checkpoint
 from atlas_core.contracts.model import ExpertStack, WeightSource
@@ -13,8 +13,7 @@ from atlas_core.vocab.errors import CheckpointError
 from atlas_core.vocab.model import TensorInfo
 
 
-@dataclass(frozen=True, slots=True)
-class FoundStack:
+class FoundStack(Struct, frozen=True):
     """A stack bound to what a checkpoint has: ``names`` are one fused tensor, or one tensor for each expert."""
 
     stack: ExpertStack

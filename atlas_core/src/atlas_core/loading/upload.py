@@ -5,12 +5,12 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
 
 import numpy as np
+from msgspec import Struct, field
 
 from atlas_core.contracts.backend import Event, GpuBackend, HostLoader, HostRunner, Launch, Stream
 from atlas_core.contracts.ops import Buffer
@@ -30,8 +30,7 @@ _WHOLE = 2
 """Weights that are packed on the host and wait for the device, at most: each is whole in memory."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Shape:
+class _Shape(Struct, frozen=True):
     """Sizes that suit a device: ``piece`` bytes, so many of them in the ring, and threads that read."""
 
     piece: int
@@ -51,8 +50,7 @@ class _Shape:
         return cls(1 << 20, 2 * threads + 1, threads)
 
 
-@dataclass(frozen=True, slots=True)
-class _Work:
+class _Work(Struct, frozen=True):
     """What comes in pieces, by weight the copies that need it whole, and what is made on the device."""
 
     streamed: list[Piece] = field(default_factory=list)
@@ -60,8 +58,7 @@ class _Work:
     drawn: list[tuple[WeightCopy, Sequence[Stretch]]] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
-class _Slot:
+class _Slot(Struct, frozen=True):
     """One piece of the ring; until ``event`` the device may still read it."""
 
     view: memoryview
@@ -69,15 +66,13 @@ class _Slot:
     event: Event
 
 
-@dataclass(frozen=True, slots=True)
-class _Filled:
+class _Filled(Struct, frozen=True):
     slot: _Slot
     load: Load
     begin: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Packed:
+class _Packed(Struct, frozen=True):
     copy: WeightCopy
     data: bytes | memoryview
 

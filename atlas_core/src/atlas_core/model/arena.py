@@ -1,7 +1,8 @@
 """Placing activations: values whose lives do not overlap may share memory."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from atlas_core.model.planner import Bucket, PlannedSegment
 from atlas_core.model.program import Program
@@ -9,8 +10,7 @@ from atlas_core.model.program import Program
 ALIGNMENT = 256
 
 
-@dataclass(frozen=True, slots=True)
-class Arena:
+class Arena(Struct, frozen=True):
     """Byte offsets of every activation that reaches memory, the bytes in all, and the largest scratch of any step."""
 
     offsets: Mapping[str, int]

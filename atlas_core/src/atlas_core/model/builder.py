@@ -1,10 +1,10 @@
 """The words in which a model plugin writes its forward pass, and the sampling tail that core adds."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
+from msgspec import Struct
 
 from atlas_core.model.program import Dim, Program, Recorder, Value
 from atlas_core.ops.contract import Op
@@ -19,8 +19,7 @@ RESIDUAL = DType.F32
 """Type of the residual stream."""
 
 
-@dataclass(frozen=True, slots=True)
-class StepLayout:
+class StepLayout(Struct, frozen=True):
     """What a record depends on besides the model: slots, page size, activation type, rows of the penalty pool, snapshots of states.
 
     The residual stream is float32 whatever the activation type is: dozens of sums into one value would lose it otherwise.

@@ -1,8 +1,10 @@
 """Finding fused ops in a program: exact sequences of recorded nodes with exactly the decomposition's data flow."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from atlas_core.contracts.ops import FusedOp
 from atlas_core.model.program import Node, Program, Value
@@ -10,8 +12,7 @@ from atlas_core.ops.contract import Op
 from atlas_core.ops.fused import compose, unrolled
 
 
-@dataclass(frozen=True, slots=True)
-class Pattern:
+class Pattern(Struct, frozen=True):
     """A fused op ready to be matched: its decomposition and the op that it composes.
 
     ``parts`` gives for each operand the primitive that uses it first.

@@ -6,7 +6,9 @@ serves every number of rows.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from atlas_core.contracts.ops import KVLayout, OperandSpec, OpImplementation, OpNeed, Packed
 from atlas_core.model.matching import Pattern, Uses
@@ -18,8 +20,7 @@ from atlas_core.vocab.resolve import Candidate, Resolution, resolve
 from atlas_core.vocab.verdict import Verdict
 
 
-@dataclass(frozen=True, slots=True)
-class Bucket:
+class Bucket(Struct, frozen=True):
     """The largest live counts that one captured graph serves. ``max_query`` 1 means every sequence brings one token."""
 
     tokens: int
@@ -41,8 +42,7 @@ class Bucket:
         return tuple(self.extent(dim) for dim in value.shape)
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(Struct, frozen=True):
     """One node of the plan: what runs, how, instead of which primitives, and who else was asked.
 
     ``parts`` gives for each operand the primitive that uses it first (the node's own op when nothing was fused).
@@ -57,24 +57,21 @@ class Step:
     rejected: tuple[Candidate, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedSegment:
+class PlannedSegment(Struct, frozen=True):
     """The steps of one segment of the program."""
 
     name: str
     steps: tuple[Step, ...]
 
 
-@dataclass
-class Choices:
+class Choices(Struct):
     """What all buckets share: the packing of each (weight, primitive op) and the layout of each cache group."""
 
     packings: dict[tuple[str, str], Packed] = field(default_factory=dict)
     caches: dict[str, KVLayout] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Context:
+class Context(Struct, frozen=True):
     """What the planner knows besides the program. ``layouts`` gives the storage of every weight by name."""
 
     arch: str
@@ -91,8 +88,7 @@ def plan(program: Program, bucket: Bucket, context: Context, choices: Choices) -
     return Planner(program, context, choices).plan(bucket)
 
 
-@dataclass(frozen=True, slots=True)
-class _Asked:
+class _Asked(Struct, frozen=True):
     """What one implementation says to one need; ``packings`` are asked for only when it accepts."""
 
     implementation: OpImplementation
@@ -101,8 +97,7 @@ class _Asked:
     packings: Mapping[str, Packed]
 
 
-@dataclass(frozen=True, slots=True)
-class _Match:
+class _Match(Struct, frozen=True):
     """One way to run what begins at a node: ``pattern`` None is the node itself. ``key`` is equal for nodes of equal needs."""
 
     node: Node

@@ -5,10 +5,10 @@ A program has segments, run as one graph each: ``forward`` (tokens to logits) an
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
+from msgspec import Struct, field
 
 from atlas_core.ops.contract import Kind, Op
 from atlas_core.vocab.dtype import DType
@@ -16,8 +16,7 @@ from atlas_core.vocab.dtype import DType
 Dim = int | Literal["T", "S", "S+1", "R", "U"]
 
 
-@dataclass(frozen=True, slots=True)
-class Value:
+class Value(Struct, frozen=True):
     """One named value. ``dtype`` is None for weights (their storage decides) and caches (the cache layout decides)."""
 
     name: str
@@ -26,8 +25,7 @@ class Value:
     dtype: DType | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
+class Node(Struct, frozen=True):
     """One recorded op: ``operands`` by the op's operand names, ``attrs`` complete."""
 
     op: Op
@@ -40,8 +38,7 @@ class Node:
         return tuple(self.operands[o.name] for o in self.op.operands if o.role == "out")
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
+class Segment(Struct, frozen=True):
     """Nodes [start, end) that are captured as one graph."""
 
     name: str
@@ -49,8 +46,7 @@ class Segment:
     end: int
 
 
-@dataclass(frozen=True, slots=True)
-class Program:
+class Program(Struct, frozen=True):
     """A finished record. ``results`` keep their memory to the end; ``constants`` are arrays computed by the model."""
 
     nodes: tuple[Node, ...]

@@ -2,10 +2,10 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from atlas_core.model.config import ConfigReader, contradiction
 from atlas_core.vocab.errors import CheckpointError
@@ -26,8 +26,7 @@ _OPTIONAL: Mapping[str, Mapping[str, float | None]] = {
 _PARTIAL = "partial_rotary_factor"
 
 
-@dataclass(frozen=True, slots=True)
-class Rope:
+class Rope(Struct, frozen=True):
     """``kind`` is default, linear, llama3 or yarn; ``parameters`` are that kind's numbers by their config.json names.
 
     ``partial`` of each head is rotated (``partial_rotary_factor``).

@@ -1,10 +1,10 @@
 """Made-up batches: slots, block tables and offsets as an engine would leave them, for cases and golden runs."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from atlas_core.ops.contract import Case
 from atlas_core.ops.step import SlotLayout, Word
@@ -22,8 +22,7 @@ def float_bits(value: float) -> int:
     return int(np.array([value], np.float32).view(np.int32)[0])
 
 
-@dataclass(frozen=True, slots=True)
-class BatchShape:
+class BatchShape(Struct, frozen=True):
     """What two batches of one trial share: ``pages`` of ``page_tokens``, one of which belongs to nobody."""
 
     layout: SlotLayout
@@ -37,8 +36,7 @@ class BatchShape:
         return cls(SlotLayout(sequences + 2, (blocks,), bias_pairs), page_tokens, sequences * blocks + 1)
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(Struct, frozen=True):
     """Rows in random slots with random pages.
 
     Row r brings ``queries[r]`` tokens after ``contexts[r]`` in the cache. ``spare_page`` is where unused entries of the block tables

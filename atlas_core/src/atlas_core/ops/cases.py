@@ -1,10 +1,10 @@
 """Conformance trials of the forward ops: odd sizes, ragged and empty rows, long contexts, page borders, windows."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from atlas_core.ops import heads_cases, moe_cases, recurrent_cases, sampling_cases
 from atlas_core.ops.batch import Batch, BatchShape, batch_case, make_batch

@@ -1,10 +1,10 @@
 """What an op is: named operands, constants, and a numpy reference that defines it."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
+from msgspec import Struct, field
 
 from atlas_core.vocab.dtype import DType
 
@@ -14,8 +14,7 @@ Arrays = dict[str, np.ndarray]
 Reference = Callable[[Arrays, Mapping[str, Any]], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Operand:
+class Operand(Struct, frozen=True):
     """One operand.
 
     ``kind``: an *activation* lives in the arena; a *weight* comes from the checkpoint and may be packed; a *constant* is computed by
@@ -30,8 +29,7 @@ class Operand:
     dtype: DType | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Tolerance:
+class Tolerance(Struct, frozen=True):
     """|got - want| ≤ absolute + relative * |want| + of_row * (root mean square of the wanted row). All zero: equal bits."""
 
     relative: float
@@ -39,8 +37,7 @@ class Tolerance:
     of_row: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Case:
+class Case(Struct, frozen=True):
     """One conformance case: arrays of every input, state and weight operand (float32 where the op is in float), and constants.
 
     ``label`` prints in test ids. ``tokens``, ``sequences``, ``rows``, ``updates`` are the live counts; buffers may be larger.
@@ -60,8 +57,7 @@ class Case:
     dtypes: Mapping[str, DType] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Op:
+class Op(Struct, frozen=True):
     """A primitive op.
 
     ``reference(arrays, attrs)`` reads live extents of the operands as numpy arrays (float32 for floating operands; caches as

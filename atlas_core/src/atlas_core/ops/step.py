@@ -4,8 +4,9 @@ Both are int32 arrays. The same word numbers stand in ``kernels/include/atlas_st
 Floats are stored by their bits. A slot holds one running sequence; rows of a step name slots through ``row_slot``.
 """
 
-from dataclasses import dataclass
 from enum import IntEnum
+
+from msgspec import Struct
 
 
 class Count(IntEnum):
@@ -55,8 +56,7 @@ TABLE_START = 24
 """First word of the block tables; words between the last field and here are reserved and zero."""
 
 
-@dataclass(frozen=True, slots=True)
-class SlotLayout:
+class SlotLayout(Struct, frozen=True):
     """Where everything lies in the ``slots`` array of ``words`` int32.
 
     ``table_blocks`` is the length of the block table of each cache group; ``bias_pairs`` the capacity of the bias region.

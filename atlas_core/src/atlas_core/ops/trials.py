@@ -1,10 +1,10 @@
 """Pairs of conformance cases: a graph captured while the first lies in memory must serve the second."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from atlas_core.ops.contract import Case
 from atlas_core.vocab.dtype import DType
@@ -15,8 +15,7 @@ Shape = tuple[int | str, ...]
 Shapes = Mapping[str, Shape]
 
 
-@dataclass(frozen=True, slots=True)
-class Trial:
+class Trial(Struct, frozen=True):
     """Two cases with equal attrs, weights and fixed shapes; live counts and everything else differ.
 
     ``spare`` is by how much the bucket exceeds the larger of both; with 0 the larger one fills it.
@@ -36,8 +35,7 @@ Generate = Callable[[Rng, bool], Iterator[Trial]]
 """(random numbers, large) → trials; ``large`` asks for sizes worth timing instead of sizes worth testing."""
 
 
-@dataclass(frozen=True, slots=True)
-class Live:
+class Live(Struct, frozen=True):
     """Live counts of one case."""
 
     tokens: int

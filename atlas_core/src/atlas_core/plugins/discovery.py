@@ -7,11 +7,11 @@ broken plugin cannot keep the others from being asked.
 import re
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
 import pluggy
+from msgspec.structs import replace
 
 from atlas_core import hookspecs
 from atlas_core.contracts import API_VERSION

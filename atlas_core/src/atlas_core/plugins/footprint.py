@@ -4,7 +4,11 @@ import json
 import subprocess
 import sys
 
-_ALLOWED = ("pluggy", "atlas_core.vocab", "atlas_core.contracts", "atlas_core.hookspecs", "atlas_core.builtins")
+_ALLOWED = (
+    "pluggy", "msgspec", "typing_extensions", "atlas_core.vocab", "atlas_core.contracts", "atlas_core.hookspecs",
+    "atlas_core.builtins",
+)  # fmt: skip
+"""What hooks and values are made with, and core's modules that have nothing else."""
 _SCRIPT = """
 import importlib, json, sys
 before = set(sys.modules)
@@ -16,7 +20,7 @@ print(json.dumps(sorted(set(sys.modules) - before)))
 def footprint(module: str) -> tuple[str, ...]:
     """Modules, beyond those that a plugin module may import, that importing ``module`` loads in a fresh interpreter.
 
-    Allowed are the standard library, pluggy, core's vocab, contracts and hookspecs, and ``module`` with its parents. An
+    Allowed are the standard library, pluggy, msgspec with what it imports, core's vocab, contracts and hookspecs, and ``module`` with its parents. An
     empty answer is a pass. Raises ImportError, with the child's words, when ``module`` does not import.
     """
     child = subprocess.run([sys.executable, "-P", "-c", _SCRIPT, module], capture_output=True, text=True, check=False)

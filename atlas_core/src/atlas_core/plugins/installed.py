@@ -9,17 +9,17 @@ import os
 import re
 import sys
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 _VALUE = re.compile(r"(?P<module>[\w.]+)\s*(:\s*(?P<attribute>[\w.]+))?\s*(\[.*\])?")
 _SUFFIXES = {".dist-info": "METADATA", ".egg-info": "PKG-INFO"}
 """Folders that installers write, and the file in them that has the distribution's name."""
 
 
-@dataclass(frozen=True, slots=True)
-class Point:
+class Point(Struct, frozen=True):
     """One entry point. ``dist`` is empty and ``version`` None where the distribution does not tell them."""
 
     group: str

@@ -1,10 +1,11 @@
 """What the installed plugins offer: records of every entry point, and tables of declarations by key."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from difflib import get_close_matches
 from types import MappingProxyType
 from typing import Any, Generic, Literal, TypeVar
+
+from msgspec import Struct
 
 from atlas_core.contracts.declarations import (
     CommBackendDecl,
@@ -66,8 +67,7 @@ def key_of(declaration: Declaration) -> str:
             return declaration.name
 
 
-@dataclass(frozen=True, slots=True)
-class PluginRecord:
+class PluginRecord(Struct, frozen=True):
     """One entry point and what became of it.
 
     ``entry_point`` is ``module:attr`` of the plugin object. ``status``: ok; broken, with ``reason``; excluded by the allow-list, never
@@ -181,8 +181,7 @@ class Table(Mapping[str, D], Generic[D]):
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Registry:
+class Registry(Struct, frozen=True):
     """Everything that the installed plugins offer, frozen after discovery."""
 
     records: tuple[PluginRecord, ...]

@@ -1,9 +1,10 @@
 """A planned step bound to memory and captured: what the engine launches."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from math import prod
 from typing import Any, Protocol
+
+from msgspec import Struct, field
 
 from atlas_core.contracts.backend import GpuBackend, Graph, Launch, Stream
 from atlas_core.contracts.ops import BindContext, Buffer
@@ -13,8 +14,7 @@ from atlas_core.runtime.plan import Placement, PlanSegment, PlanStep
 from atlas_core.vocab.errors import EngineError
 
 
-@dataclass(frozen=True, slots=True)
-class StepMemory:
+class StepMemory(Struct, frozen=True):
     """Where everything lies that a step touches.
 
     ``arena`` and ``scratch`` may be larger than one bucket needs and be shared by all buckets, which never run at once.
@@ -44,8 +44,7 @@ class Frame(Protocol):
         ...
 
 
-@dataclass
-class BoundStep:
+class BoundStep(Struct):
     """One bucket, ready to run: a graph for each segment, with a frame one of all; ``activations`` tells where results are read.
 
     ``kept`` is memory that launches keep for themselves (BindContext.keep).

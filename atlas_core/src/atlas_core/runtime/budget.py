@@ -1,15 +1,15 @@
 """The memory plan: every term by name, one hard limit, decided from plain numbers before weights are read."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from atlas_core.vocab.errors import BudgetError
 
 GIB = 1 << 30
 
 
-@dataclass(frozen=True, slots=True)
-class Readings:
+class Readings(Struct, frozen=True):
     """What the machine says of its memory, in bytes.
 
     On a device of unified memory ``device_free`` and the kernel's MemFree count the page cache as used; what can be had is
@@ -27,8 +27,7 @@ class Readings:
         return self.host_available if self.unified else self.device_free
 
 
-@dataclass(frozen=True, slots=True)
-class Term:
+class Term(Struct, frozen=True):
     """One use of memory that is known before the KV pages; ``cure`` says how to make it smaller, if a person can."""
 
     name: str
@@ -36,8 +35,7 @@ class Term:
     cure: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class KVNeed:
+class KVNeed(Struct, frozen=True):
     """Pages of ``page_bytes`` (all cache groups and layers) hold ``page_tokens`` positions.
 
     ``max_seq_len`` is the longest sequence wanted; ``fixed`` that a person asked for it, so that it must not shrink.
@@ -51,8 +49,7 @@ class KVNeed:
     explicit_bytes: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Budget:
+class Budget(Struct, frozen=True):
     """The plan: ``terms`` with the KV pages among them sum up to at most ``limit``.
 
     ``max_seq_len`` is smaller than what was wanted when the pages do not hold more; ``notes`` say so.

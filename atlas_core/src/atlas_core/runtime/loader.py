@@ -1,10 +1,10 @@
 """Which packed copies of weights a plan needs, and what their bytes are."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from msgspec import Struct, field
 
 from atlas_core.contracts.backend import GpuBackend
 from atlas_core.contracts.ops import Buffer, OperandSpec, OpImplementation, Packed
@@ -19,8 +19,7 @@ WeightKey = tuple[str, str]
 """(canonical name of the weight, name of the packing)."""
 
 
-@dataclass(frozen=True, slots=True)
-class WeightCopy:
+class WeightCopy(Struct, frozen=True):
     """One packed copy of one weight that the device must hold."""
 
     weight: str
@@ -29,8 +28,7 @@ class WeightCopy:
     implementation: OpImplementation
 
 
-@dataclass
-class WeightMemory:
+class WeightMemory(Struct):
     """Device memory of every packed copy; whoever holds it frees it."""
 
     backend: GpuBackend

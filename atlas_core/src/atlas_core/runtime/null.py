@@ -3,7 +3,8 @@
 import ctypes
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from atlas_core.contracts.backend import Capabilities, DeviceFacts
 from atlas_core.runtime.memory import CheckedMemory
@@ -14,8 +15,7 @@ Command = Callable[[], object]
 LOG_LENGTH = 4096
 
 
-@dataclass(frozen=True, slots=True)
-class NullLaunch:
+class NullLaunch(Struct, frozen=True):
     """A launch as it was prepared; the null device records it and does nothing else."""
 
     module: str
@@ -34,8 +34,7 @@ class NullLaunch:
         return f"{self.module}:{self.entry} grid={self.geometry.grid} block={self.geometry.block} ({shown})"
 
 
-@dataclass(eq=False, slots=True)
-class NullStream:
+class NullStream(Struct, eq=False):
     """Work in order; ``captured`` collects instead of running while a capture is open."""
 
     number: int
@@ -44,8 +43,7 @@ class NullStream:
     launches: list[NullLaunch] = field(default_factory=list)
 
 
-@dataclass(eq=False, slots=True)
-class NullEvent:
+class NullEvent(Struct, eq=False):
     """``pending`` counts recordings that the stream has not reached yet."""
 
     timing: bool
@@ -53,8 +51,7 @@ class NullEvent:
     pending: int = 0
 
 
-@dataclass(eq=False, slots=True)
-class NullGraph:
+class NullGraph(Struct, eq=False):
     """A captured command list; ``launches`` are its kernels, for ``on_graph`` callbacks and tests."""
 
     number: int
@@ -63,8 +60,7 @@ class NullGraph:
     alive: bool = True
 
 
-@dataclass
-class Injection:
+class Injection(Struct):
     """What goes wrong, and what is done in place of computing.
 
     ``fail_at`` makes the n-th submission (enqueue outside a capture, or launch_graph; from 1) raise DeviceError, sticky when

@@ -1,8 +1,10 @@
 """A backend that tells what it is about to do: when a kernel hangs or faults, the last line names it."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from atlas_core.contracts.backend import Capabilities, DeviceFacts, GpuBackend, Launch
 from atlas_core.vocab.kernel import Arg, Geometry, LaunchAttrs
@@ -10,8 +12,7 @@ from atlas_core.vocab.kernel import Arg, Geometry, LaunchAttrs
 Sink = Callable[[str], None]
 
 
-@dataclass(eq=False, slots=True)
-class TraceGraph:
+class TraceGraph(Struct, eq=False):
     """A captured graph with the descriptions of its launches."""
 
     graph: Any

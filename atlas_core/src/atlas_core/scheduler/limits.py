@@ -1,8 +1,9 @@
 """The sizes within which the scheduler plans."""
 
-from dataclasses import dataclass
 from itertools import pairwise
 from math import lcm
+
+from msgspec import Struct
 
 from atlas_core.ops.step import SlotLayout, Word
 from atlas_core.vocab.errors import BudgetError
@@ -13,8 +14,7 @@ FIELDS = len(Word)
 """Slot words that an admission writes: all of them, so that nothing of the slot's last sequence stays."""
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(Struct, frozen=True):
     """What the device was built for, and how much may wait.
 
     ``pages`` is the number of pages of each cache group, ``page_tokens`` the positions of one page. ``max_seq_len``

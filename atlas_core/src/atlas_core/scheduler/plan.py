@@ -1,9 +1,10 @@
 """One step, as values: what the input arrays of its graphs shall hold (see ops.step and ops.references.step_begin)."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
+
+from msgspec import Struct, field
 
 from atlas_core.scheduler.sequence import Restriction, Sequence
 
@@ -28,8 +29,7 @@ class Counted(NamedTuple):
     generated: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class StepPlan:
+class StepPlan(Struct, frozen=True):
     """Rows of a step.
 
     Row i belongs to ``sequences[i]`` in ``row_slot[i]`` and brings tokens ``cu_q[i]`` to ``cu_q[i + 1] - 1``.
@@ -61,8 +61,7 @@ class StepPlan:
         return max(end - start for start, end in pairwise(self.cu_q))
 
 
-@dataclass(slots=True)
-class PlanBuilder:
+class PlanBuilder(Struct):
     """Collects rows and updates of one step."""
 
     _sequences: list[Sequence] = field(default_factory=list)

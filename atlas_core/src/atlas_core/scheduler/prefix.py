@@ -8,8 +8,9 @@ the tree and nothing writes a full page again, so all sharing is reading.
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple
+
+from msgspec import Struct, field
 
 from atlas_core.scheduler.blocks import BlockPool
 from atlas_core.scheduler.snapshots import Snapshot, Snapshots
@@ -35,8 +36,7 @@ class Node:
         self.children: dict[bytes, Node] = {}
 
 
-@dataclass(slots=True)
-class Chain:
+class Chain(Struct):
     """Where a sequence stands in the tree of its name space: ``nodes`` are those of its full pages, the first page's first."""
 
     space: str

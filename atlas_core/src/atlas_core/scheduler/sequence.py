@@ -1,9 +1,10 @@
 """The state of one request while the engine has it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any, Protocol
+
+from msgspec import Struct, field
 
 from atlas_core.ops.step import Word
 from atlas_core.scheduler.prefix import Chain
@@ -42,8 +43,7 @@ class Restriction(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class Holding:
+class Holding(Struct):
     """What a running sequence holds.
 
     ``tabled`` is the number of block table entries that the device knows, per group. ``chain`` is what of ``pages`` others may use.
@@ -60,8 +60,7 @@ class Holding:
     stops: list[int] = field(default_factory=list)
 
 
-@dataclass(slots=True, eq=False)
-class Sequence:
+class Sequence(Struct, eq=False):
     """One request.
 
     ``tokens`` are prompt and generated tokens as far as they are known; ``pending`` more have been asked of the device.

@@ -7,14 +7,14 @@ stands for, and its next row reads that place and writes another.
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Protocol
+
+from msgspec import Struct, field
 
 from atlas_core.vocab.errors import EngineError
 
 
-@dataclass(slots=True)
-class Snapshot:
+class Snapshot(Struct):
     """A kept state in ``place``, which the step ``born`` or one before it writes, and which step ``used`` was the last to need.
 
     ``holds`` rows that are not planned yet will read it; ``shared``: another sequence has gone on from it.
@@ -33,8 +33,7 @@ class Bearer(Protocol):
     snapshot: Snapshot | None
 
 
-@dataclass(slots=True)
-class Seat:
+class Seat(Struct):
     """The places of a running sequence: its next row reads ``reads`` and writes ``writes``, which is the sequence's own.
 
     ``source`` has the snapshot that is to be read. ``parted`` is a position and the place of its state, until the tokens before it are

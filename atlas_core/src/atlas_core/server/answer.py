@@ -3,7 +3,8 @@
 import secrets
 import string
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from atlas_core.contracts.dialect import CallArguments, CallBegin, CallEnd, ReasoningSyntax, Text, Tool, ToolSyntax
 from atlas_core.text.dialect.thought import Opening, Splitter
@@ -12,8 +13,7 @@ _LETTERS = string.ascii_letters + string.digits
 _ID_LENGTH = 24
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
+class Reading(Struct, frozen=True):
     """How to read answers. ``parallel``: calls after the first one count. ``named``: the request named the tool to call.
 
     ``call_prefix`` begins the ids of calls, unless the template wants ids of a length of its own.
@@ -27,15 +27,13 @@ class Reading:
     call_prefix: str = "call_"
 
 
-@dataclass(frozen=True, slots=True)
-class Thought:
+class Thought(Struct, frozen=True):
     """A piece of the model's reasoning."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(Struct, frozen=True):
     """A call begins; ``index`` counts from 0 within the answer, ``id`` is unique."""
 
     index: int
@@ -43,8 +41,7 @@ class Call:
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class Arguments:
+class Arguments(Struct, frozen=True):
     """A piece of the arguments of call ``index``."""
 
     index: int
@@ -120,8 +117,7 @@ class AnswerReader:
         return letters if length else f"{self._reading.call_prefix}{letters}"
 
 
-@dataclass(slots=True)
-class Message:
+class Message(Struct):
     """A whole answer."""
 
     reasoning: str = ""

@@ -5,10 +5,10 @@ import re
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Protocol
 
 import msgspec
+from msgspec import Struct, field
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
@@ -29,8 +29,7 @@ CLIENT_GONE = 499
 """Never sent, only written down: the client did not wait for its answer."""
 
 
-@dataclass(slots=True)
-class Record:
+class Record(Struct):
     """What is written down about one request; handlers fill in what they learn.
 
     ``key`` names the client's API key, and is no secret. ``model`` is the one that answers, ``requested`` what the client called it. ``first_token`` are seconds from the head of the request. ``errors`` is how this

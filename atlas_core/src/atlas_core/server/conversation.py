@@ -3,8 +3,9 @@
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from atlas_core.contracts.dialect import Tool
 from atlas_core.server.schema import ChatRequest
@@ -17,8 +18,7 @@ TOOL_NAME = re.compile(r"[^\s<>{}\[\]\"'`\\]{1,256}")
 _NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}}
 
 
-@dataclass(frozen=True, slots=True)
-class ToolUse:
+class ToolUse(Struct, frozen=True):
     """What a request says about tools.
 
     ``declared`` are those that the chat template is told of, ``tools`` the same for parsers. ``forced``: the answer must be a call;

@@ -5,10 +5,10 @@ import logging
 import time
 import uuid
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
-from msgspec import Struct
+from msgspec import Struct, field
+from msgspec.structs import replace
 from starlette.requests import Request as HttpRequest
 from starlette.types import Receive, Scope, Send
 
@@ -57,8 +57,7 @@ class UnknownFields:
                 _LOG.warning("requests have %r, which has no effect here", name[:64])
 
 
-@dataclass(frozen=True, slots=True)
-class Shared:
+class Shared(Struct, frozen=True):
     """What all endpoints of one server have in common. ``clock`` is monotonic, seconds."""
 
     lifecycle: Lifecycle

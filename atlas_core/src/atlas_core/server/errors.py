@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -11,8 +10,7 @@ from msgspec import UNSET, Struct, UnsetType
 from atlas_core.vocab.errors import AtlasError, EngineError, RequestError
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(Struct, frozen=True):
     """``retry_after`` are seconds; ``final`` tells SDKs, which retry every 5xx, that trying again is of no use."""
 
     status: int
@@ -93,8 +91,7 @@ class ErrorBody(Struct):
     error: ErrorDetail
 
 
-@dataclass(frozen=True, slots=True)
-class ErrorFace:
+class ErrorFace(Struct, frozen=True):
     """How one family of endpoints tells errors.
 
     ``schema`` describes what ``body`` makes of an error and the request's id. ``status`` maps a status of the table to the family's own,

@@ -6,8 +6,9 @@ import logging
 import stat
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from atlas_core.vocab.errors import UsageError
 
@@ -15,8 +16,7 @@ _LOG = logging.getLogger("atlas.server")
 _LOOK_EVERY_S = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Key:
+class Key(Struct, frozen=True):
     """One key. ``name`` may be shown and logged; ``digest`` is the SHA-256 of the key itself, which is not kept."""
 
     name: str

@@ -1,15 +1,15 @@
 """What the operator chose for the server."""
 
-from dataclasses import dataclass, field
 from pathlib import Path
+
+from msgspec import Struct, field
 
 from atlas_core.server.rates import Rates
 from atlas_core.settings import Settings
 from atlas_core.vocab.errors import UsageError
 
 
-@dataclass(frozen=True, slots=True)
-class ServerOptions:
+class ServerOptions(Struct, frozen=True):
     """``max_queue`` sequences wait beside those that run; ``max_body`` is bytes; the rest of the numbers are seconds.
 
     ``strict_model`` answers 404 to requests for a model of another name, which are served otherwise. ``json_logs`` writes one

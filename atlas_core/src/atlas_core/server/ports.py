@@ -1,8 +1,9 @@
 """What the server needs from its neighbours, as Protocols: an engine, the model's text, and somebody to tell the operator."""
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+from msgspec import Struct, field
 
 from atlas_core.contracts.checkpoint import Pooling
 from atlas_core.text.dialect.choice import Speech
@@ -94,8 +95,7 @@ class ChatTemplate(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class ServedModel:
+class ServedModel(Struct, frozen=True):
     """The model as clients see it.
 
     ``names`` are what clients may call it, the first being its own. ``template`` is None for a model without one.
@@ -146,8 +146,7 @@ class Embedder(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Service:
+class Service(Struct, frozen=True):
     """What bringing up results in: a started engine and the model that it serves; ``embedder`` only where that gives embeddings."""
 
     engine: Engine

@@ -1,8 +1,9 @@
 """From a conversation to a prompt: the template's text, its ids, and what its end says about thoughts."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from atlas_core.contracts.dialect import ReasoningSyntax
 from atlas_core.server.conversation import check_messages, with_failures, with_ids, with_thoughts
@@ -15,8 +16,7 @@ from atlas_core.vocab.errors import RequestError
 Pieces = Sequence[tuple[str, bool]]
 
 
-@dataclass(frozen=True, slots=True)
-class Conversation:
+class Conversation(Struct, frozen=True):
     """What a prompt is made of.
 
     ``tools`` are declarations. ``opening`` unsaid means: open the answer, unless the last turn is gone on with. ``extra`` are further

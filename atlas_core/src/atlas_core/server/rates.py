@@ -2,7 +2,8 @@
 
 import math
 from collections import OrderedDict
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 MOST_CLIENTS = 10_000
 """Buckets that are kept; the one that was used longest ago makes room."""
@@ -10,8 +11,7 @@ MOST_CLIENTS = 10_000
 _ROUNDING = 1e-6
 
 
-@dataclass(frozen=True, slots=True)
-class Rates:
+class Rates(Struct, frozen=True):
     """``requests`` and ``tokens`` a minute; None is no limit. ``burst`` are the seconds for which a quiet client saves up."""
 
     requests: int | None = None
@@ -50,8 +50,7 @@ class Bucket:
         return (self._capacity - self.level(now)) / self._per_second
 
 
-@dataclass(slots=True)
-class Verdict:
+class Verdict(Struct):
     """``wait``: seconds until the client may come again; 0 lets it in. ``limit`` names what was used up. ``headers`` tell the rest."""
 
     wait: float = 0.0

@@ -1,11 +1,10 @@
 """The table of routes: what each is called, what runs, and what the API document says of it."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, field
 from starlette.routing import Match, Route
 
 from atlas_core.server.errors import OPENAI, ErrorFace
@@ -15,8 +14,7 @@ EVENTS = "text/event-stream"
 TEXT = "text/plain"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Operation:
+class Operation(Struct, frozen=True, kw_only=True):
     """One route and method.
 
     ``path`` is in Starlette's spelling, ``endpoint`` an async function of a request, or an ASGI application. ``body`` and ``query``

@@ -1,8 +1,9 @@
 """What a request of the chat endpoint says about thoughts, under any of the names that clients have for it. Pure."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from atlas_core.server.schema import ChatRequest
 from atlas_core.vocab.errors import RequestError
@@ -15,8 +16,7 @@ SWITCHES = ("enable_thinking", "thinking")
 """Variables by which templates are told whether there shall be a thought."""
 
 
-@dataclass(frozen=True, slots=True)
-class Wish:
+class Wish(Struct, frozen=True):
     """``wanted`` false asks for no thought. ``budget`` are most tokens of it. ``variables`` are those of the template that tell of it."""
 
     wanted: bool = True

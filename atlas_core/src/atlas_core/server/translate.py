@@ -1,8 +1,9 @@
 """From the fields of a request to the values of the engine. Pure."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, cast
+
+from msgspec.structs import replace
 
 from atlas_core.server.schema import (
     DEFAULT_COMPLETION_TOKENS,

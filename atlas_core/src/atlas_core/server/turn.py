@@ -1,7 +1,8 @@
 """The internal turn: what every face makes of a request, and what comes back for it."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from atlas_core.server.answer import Reading
 from atlas_core.text.dialect.thought import Opening
@@ -10,8 +11,7 @@ from atlas_core.vocab.messages import Delta, FinishReason, Generate, Position, T
 UsageObject = dict[str, int | dict[str, int]]
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
+class Prompt(Struct, frozen=True):
     """One prompt; ``echo`` is the text to put before its answers.
 
     ``start`` is its first token, where the log-probabilities of the others are shown. ``opening`` says whether it ends inside a thought. ``grammar`` and ``thinking`` are what Generate says of its answers.
@@ -25,8 +25,7 @@ class Prompt:
     start: TokenLogprob | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
+class Turn(Struct, frozen=True):
     """One request, understood. Choice ``i`` is ``sequences[i]``; it answers ``prompts[i // n]``.
 
     ``hidden`` are the tokens whose text answers do not show. ``created`` is Unix time, seconds. ``fingerprint``
@@ -63,8 +62,7 @@ class Turn:
         return self.sequences[0].sampling.logprobs is not None and not self.only_ranked
 
 
-@dataclass(slots=True)
-class Output:
+class Output(Struct):
     """What one choice has gained so far."""
 
     pieces: list[str] = field(default_factory=list)

@@ -3,14 +3,14 @@
 import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
+class Kind(Struct, frozen=True):
     """``metavar`` stands for the value in help; ``parse`` reads text (flags, environment); ``accept`` reads a TOML value.
 
     ``repeated``: the value is a tuple; a flag may be given many times, the environment separates by commas, TOML has an array.

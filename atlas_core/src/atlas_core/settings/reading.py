@@ -2,9 +2,10 @@
 
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from difflib import get_close_matches
 from typing import Any
+
+from msgspec.structs import replace
 
 from atlas_core.settings.options import OPTIONS, OTHER_VARIABLES, Option, Settings
 from atlas_core.settings.sources import Level, Source

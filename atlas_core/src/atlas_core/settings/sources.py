@@ -1,7 +1,8 @@
 """Where a value came from."""
 
-from dataclasses import dataclass
 from enum import IntEnum
+
+from msgspec import Struct
 
 
 class Level(IntEnum):
@@ -15,8 +16,7 @@ class Level(IntEnum):
     FLAG = 5
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
+class Source(Struct, frozen=True):
     """``origin`` is what a person would look for: ``--port``, ``ATLAS_PORT``, ``atlas.toml: port``, ``built-in``."""
 
     level: Level

@@ -4,12 +4,12 @@ It shows what a hardware plugin must bring, and gives engine tests a device that
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from math import prod
 from typing import Any
 
 import numpy as np
+from msgspec import Struct, field
 
 from atlas_core.conformance.codecs import WeightCodec, plain_codecs
 from atlas_core.contracts.backend import Launch
@@ -31,8 +31,7 @@ Call = Callable[[View, Sequence[Arg]], None]
 MODULE = "reference"
 
 
-@dataclass
-class HostKernels:
+class HostKernels(Struct):
     """Kernels of HostBackend. A launch's last argument is the number of the bound call that it makes."""
 
     calls: list[Call] = field(default_factory=list)

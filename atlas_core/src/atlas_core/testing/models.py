@@ -1,11 +1,11 @@
 """Small models and checkpoints for tests."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec import Struct, field
 
 from atlas_core.contracts.checkpoint import TokenizerSource
 from atlas_core.model.builder import ForwardBuilder
@@ -30,8 +30,7 @@ def tiny_llama_config(**changes: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-@dataclass
-class FakeCheckpoint:
+class FakeCheckpoint(Struct):
     """A Checkpoint in memory: ``arrays`` are stored as plain ``dtype``."""
 
     config: Mapping[str, Any]

@@ -5,9 +5,9 @@ that takes ``conformance_report``; it is run once for each implementation, with 
 """
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from atlas_core.conformance import run
 from atlas_core.conformance.results import Report

@@ -1,10 +1,10 @@
 """A ``tokenizers`` tokenizer out of a tokenizer.json, and what can be known of its vocabulary without one."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec import Struct
 
 from atlas_core.contracts.checkpoint import BpeTables, TokenizerSource
 from atlas_core.text.vocabulary import Listed, Mapped, Vocabulary
@@ -19,16 +19,14 @@ _BPE_OPTIONS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Added:
+class Added(Struct, frozen=True):
     """A token that stands beside the model's own: found in the text before anything else is."""
 
     content: str
     special: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Tables:
+class Tables(Struct, frozen=True):
     """Every token (added ones included), ``added`` by id, and the declared decoder."""
 
     vocabulary: Vocabulary

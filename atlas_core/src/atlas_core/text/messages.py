@@ -2,8 +2,9 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from atlas_core.vocab.errors import RequestError
 
@@ -11,8 +12,7 @@ Message = dict[str, Any]
 _SYSTEM = ("system", "developer")
 
 
-@dataclass(frozen=True, slots=True)
-class TemplateAbilities:
+class TemplateAbilities(Struct, frozen=True):
     """What one template can take; found out by rendering probes.
 
     ``content_parts``: content as a list of typed parts. ``object_arguments``: a call's arguments as an object, not as

@@ -1,13 +1,13 @@
 """Kernel parameters and launch geometry, as values that manifest, build, backend and trace share."""
 
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
 
 ParamKind = Literal["ptr", "i32", "u32", "i64", "f32", "map"]
 
 
-@dataclass(frozen=True, slots=True)
-class Param:
+class Param(Struct, frozen=True):
     """One declared parameter of a kernel entry: ``ptr<const float> x``, ``i32 hidden``, ``f32 eps``, ``map weight``.
 
     ``element`` is what a ptr points to, in the language of the kernels; empty for an untyped ptr and for scalars.
@@ -26,8 +26,7 @@ class Param:
         return f"{self.type} {self.name}"
 
 
-@dataclass(frozen=True, slots=True)
-class TensorMap:
+class TensorMap(Struct, frozen=True):
     """An array in device memory, without gaps, of which a copy engine brings one box at a time into shared memory.
 
     ``shape`` and ``box`` are outermost first. ``address`` is a multiple of 16, as are the bytes of a row of elements of ``itemsize`` bytes;
@@ -41,8 +40,7 @@ class TensorMap:
     itemsize: int
 
 
-@dataclass(frozen=True, slots=True)
-class Arg:
+class Arg(Struct, frozen=True):
     """One value for one parameter. A ``ptr`` is a device address; a ``map`` has that of its ``matrix``, for devices with copy engines."""
 
     kind: ParamKind
@@ -80,8 +78,7 @@ def tensor_map(matrix: TensorMap) -> Arg:
     return Arg("map", matrix.address, matrix)
 
 
-@dataclass(frozen=True, slots=True)
-class Geometry:
+class Geometry(Struct, frozen=True):
     """How a kernel is spread out.
 
     GPU: ``grid`` blocks of ``block`` threads with ``shared`` bytes of dynamic shared memory. CPU: ``grid[0]`` is the
@@ -93,8 +90,7 @@ class Geometry:
     shared: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchAttrs:
+class LaunchAttrs(Struct, frozen=True):
     """``overlap`` lets a kernel start before its predecessor ends (programmatic dependent launch on CUDA).
 
     ``cluster`` is the blocks that share memory; ``cooperative`` says that all blocks wait for each other.

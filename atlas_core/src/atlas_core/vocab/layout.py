@@ -1,12 +1,11 @@
 """How the numbers of one weight lie in memory. Kernels key on layouts, never on the names of file formats."""
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from atlas_core.vocab.dtype import DType
 
 
-@dataclass(frozen=True, slots=True)
-class StorageLayout:
+class StorageLayout(Struct, frozen=True):
     """Rows of ``block`` consecutive weights along the last dimension, ``block_bytes`` each.
 
     ``name`` identifies the exact bit layout (``q4_1`` is the ggml block: f16 scale, f16 minimum, 16 bytes of nibbles).

@@ -1,15 +1,15 @@
 """What crosses between the API process and the engine: frozen values, encoded by ``engine.wire`` only."""
 
-from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
+
+from msgspec import Struct, field
 
 from atlas_core.vocab.sampling import SamplingParams
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 
-@dataclass(frozen=True, slots=True)
-class Thinking:
+class Thinking(Struct, frozen=True):
     """The answer may begin with a thought, which ends with ``end``; stop strings do not count inside it.
 
     ``opened``: the prompt has begun it already; else it begins with ``start``, or there is none. With a ``budget`` the thought is
@@ -23,8 +23,7 @@ class Thinking:
     end_ids: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Generate:
+class Generate(Struct, frozen=True):
     """Ask for one sequence. ``id`` is unique among live requests; ``arrival`` is the caller's monotonic time, seconds.
 
     ``embed``: what is wanted is the prompt's vector, and no token. ``grammar``, unless empty, is what the whole output must follow (see
@@ -41,22 +40,19 @@ class Generate:
     embed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Abort:
+class Abort(Struct, frozen=True):
     """Stop a request; unknown ids are ignored, since the answer may already be under way."""
 
     id: str
 
 
-@dataclass(frozen=True, slots=True)
-class Drain:
+class Drain(Struct, frozen=True):
     """Refuse new requests, finish the running ones, abort what is left after ``deadline`` seconds, then end."""
 
     deadline: float
 
 
-@dataclass(frozen=True, slots=True)
-class TokenLogprob:
+class TokenLogprob(Struct, frozen=True):
     """One token with its log-probability; ``bytes`` are the token's own, which may be part of a character."""
 
     id: int
@@ -65,8 +61,7 @@ class TokenLogprob:
     bytes: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Position:
+class Position(Struct, frozen=True):
     """The sampled token of one position and the most likely alternatives, best first."""
 
     chosen: TokenLogprob
@@ -98,8 +93,7 @@ class Delta(NamedTuple):
     vector: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
+class Failure(Struct, frozen=True):
     """An AtlasError as a value. ``type`` is the class name; the rest are its attributes."""
 
     type: str
@@ -112,8 +106,7 @@ class Failure:
     retry_after: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Gauges:
+class Gauges(Struct, frozen=True):
     """The engine's load, sent with every step.
 
     ``kv_tokens_kept`` positions hold something that nobody uses now and a prompt may begin with; they count as free. ``kv_tokens_evicted``
@@ -134,16 +127,14 @@ class Gauges:
     mixtures_run: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class StepResult:
+class StepResult(Struct, frozen=True):
     """What requests gained by a step, and the load after it; a step of many rows gives several of these, one after the other."""
 
     deltas: tuple[Delta, ...]
     gauges: Gauges
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(Struct, frozen=True):
     """Start-up goes on: ``done`` of ``total`` (bytes or items; total 0 when unknown) in ``phase``."""
 
     phase: str
@@ -152,8 +143,7 @@ class Progress:
     note: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class LedgerEntry:
+class LedgerEntry(Struct, frozen=True):
     """One finished start-up phase."""
 
     phase: str
@@ -161,8 +151,7 @@ class LedgerEntry:
     bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Ready:
+class Ready(Struct, frozen=True):
     """The engine serves. Everything the API process must know about the model that it did not read itself.
 
     The cache has pages of ``page_tokens`` positions, ``kv_tokens`` in all; 0 where there is none. ``settings`` are (name, value,
@@ -182,15 +171,13 @@ class Ready:
     vector_size: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Faulted:
+class Faulted(Struct, frozen=True):
     """The engine is of no more use; every request on it has failed."""
 
     failure: Failure
 
 
-@dataclass(frozen=True, slots=True)
-class Hello:
+class Hello(Struct, frozen=True):
     """First message of both sides; a peer that speaks another version is refused."""
 
     version: int

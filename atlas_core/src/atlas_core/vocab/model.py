@@ -1,13 +1,13 @@
 """What a checkpoint is, in words that hold for every family."""
 
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
 
 from atlas_core.vocab.dtype import DType
 
 
-@dataclass(frozen=True, slots=True)
-class CacheSpec:
+class CacheSpec(Struct, frozen=True):
     """One cache group: layers that share a block table because their caches have one shape.
 
     ``kind``: full (all positions), sliding (the last ``window`` positions), latent, recurrent. A recurrent group has no pages but
@@ -28,8 +28,7 @@ class CacheSpec:
         return self.kind != "recurrent"
 
 
-@dataclass(frozen=True, slots=True)
-class ModelSpec:
+class ModelSpec(Struct, frozen=True):
     """The facts of one model that core needs; the family's own reading stands in ``family``.
 
     ``eos_token_ids`` are the tokens after which a turn ends. ``family`` is the model plugin's frozen configuration.
@@ -48,8 +47,7 @@ class ModelSpec:
     family: object
 
 
-@dataclass(frozen=True, slots=True)
-class TensorInfo:
+class TensorInfo(Struct, frozen=True):
     """One tensor of a checkpoint: ``shape`` outermost first, ``layout`` names a StorageLayout."""
 
     name: str

@@ -1,10 +1,9 @@
 """What the makers of one model advise, as a model plugin's MODEL.toml says it."""
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 
-@dataclass(frozen=True, slots=True)
-class ModelPreset:
+class ModelPreset(Struct, frozen=True):
     """``model_types`` (canonical), ``hidden_size`` (0: any) and ``names`` (lower case; empty: any) say which checkpoints it is for.
 
     ``sampling`` has (field of a request, value) pairs that hold where neither a request nor the operator says anything.

@@ -1,8 +1,9 @@
 """The one way in which Atlas chooses: ask every candidate, keep every answer."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Generic, TypeVar
+
+from msgspec import Struct
 
 from atlas_core.vocab.errors import ResolveError
 from atlas_core.vocab.verdict import Verdict
@@ -11,16 +12,14 @@ T = TypeVar("T")
 EQUAL = "equal ranks would leave the choice to chance"
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(Struct, frozen=True):
     """Someone who was asked, and the answer."""
 
     name: str
     verdict: Verdict
 
 
-@dataclass(frozen=True, slots=True)
-class Resolution(Generic[T]):
+class Resolution(Struct, Generic[T], frozen=True):
     """The accepted candidate of the highest rank, if any, and everybody who was asked."""
 
     winner: T | None

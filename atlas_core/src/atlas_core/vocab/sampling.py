@@ -1,12 +1,11 @@
 """How the next token is chosen. Neutral defaults: nothing changes the model's distribution unless asked."""
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 MAX_TOP_LOGPROBS = 20
 
 
-@dataclass(frozen=True, slots=True)
-class SamplingParams:
+class SamplingParams(Struct, frozen=True):
     """Parameters of one sequence. Values are already validated by the face that read them.
 
     Order of application: logit_bias and mask, repetition, frequency and presence penalties, temperature, top_k,

@@ -1,10 +1,9 @@
 """A target: the machine, model and storage that kernels are chosen for."""
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(Struct, frozen=True):
     """``arch`` is the compiler's name of the instruction set (sm_90a, x86-64-v4, native)."""
 
     hardware: str

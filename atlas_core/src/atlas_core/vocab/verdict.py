@@ -1,10 +1,9 @@
 """The answer that every candidate gives to the resolver: yes or no, and why."""
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(Struct, frozen=True):
     """``ok`` with a ``rank`` (higher wins; equal best ranks are an error), or not ok; ``reasons`` explain either."""
 
     ok: bool

@@ -1,8 +1,9 @@
 """config.json of Gemma 3 → ModelSpec. Pure."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from atlas_core.model.config import ConfigReader, contradiction, token_ids
 from atlas_core.model.rope import Rope, read_rope
@@ -28,8 +29,7 @@ _HARMLESS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class GemmaConfig:
+class GemmaConfig(Struct, frozen=True):
     """Sizes in elements. ``kinds`` has SLIDING or FULL for each layer; ``ropes`` the rotary positions of each kind.
 
     ``scale`` multiplies scores of attention.

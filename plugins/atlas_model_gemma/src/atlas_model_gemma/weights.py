@@ -1,7 +1,8 @@
 """Where the weights of Gemma 3 lie, under each naming scheme. Pure."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from atlas_core.contracts.model import NameMap, WeightSource
 from atlas_core.vocab.errors import CheckpointError
@@ -42,8 +43,7 @@ _PREFIXES = ("model.", "model.language_model.", "language_model.model.")
 """Of the text model alone, and beside an encoder of pictures, as newer and older files name it."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Scheme:
+class _Scheme(Struct, frozen=True):
     """Names of tensors, each without its ``.weight``; alternatives in order. ``offset`` is what norms are stored less."""
 
     parts: Mapping[str, str]

@@ -1,8 +1,9 @@
 """config.json of the Llama family → ModelSpec. Pure."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from atlas_core.model.config import ConfigReader, token_ids
 from atlas_core.model.rope import Rope, read_rope
@@ -15,8 +16,7 @@ GROUP = "attention"
 """The one cache group: all layers look alike."""
 
 
-@dataclass(frozen=True, slots=True)
-class LlamaConfig:
+class LlamaConfig(Struct, frozen=True):
     """Dimensions in elements; ``rotated`` is the rotated part of a head."""
 
     heads: int

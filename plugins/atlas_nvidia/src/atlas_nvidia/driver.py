@@ -1,10 +1,10 @@
 """The CUDA driver's answers as values or DeviceErrors. Importing this needs cuda-bindings, calling it a driver."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from cuda.bindings import driver as cuda
+from msgspec import Struct
 
 from atlas_core.vocab.errors import DeviceError
 
@@ -49,8 +49,7 @@ def initialise() -> None:
     checked(answer, "The CUDA driver cannot be started")
 
 
-@dataclass(frozen=True, slots=True)
-class Device:
+class Device(Struct, frozen=True):
     """One GPU: what can be known without a context."""
 
     ordinal: int

@@ -2,9 +2,10 @@
 
 import ctypes
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from math import prod
 from typing import Any
+
+from msgspec import Struct
 
 from atlas_core.kernels.library import CompiledKernel
 from atlas_core.vocab.errors import KernelError, ResidencyError
@@ -77,8 +78,7 @@ BOX_BYTES = 128
 _FAULT = "this is a fault of the implementation that launches it"
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(Struct, frozen=True):
     """What one launch may ask of this device: block edges and threads, grid edges, shared memory and cluster blocks."""
 
     threads: int
@@ -136,8 +136,7 @@ def check_residency(kernel: str, geometry: Geometry, cluster: tuple[int, int, in
         )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class CudaKernel:
+class CudaKernel(Struct, frozen=True):
     """A loaded entry. ``function`` is the driver's handle, ``threads`` and ``static_shared`` what it was compiled for."""
 
     function: Any
@@ -151,8 +150,7 @@ class CudaKernel:
         return f"{self.compiled.entry} of {self.compiled.module}"
 
 
-@dataclass(frozen=True, slots=True)
-class CudaLaunch:
+class CudaLaunch(Struct, frozen=True):
     """See contracts.backend.Launch. ``config`` is the driver's structure; only its stream changes from enqueue to enqueue."""
 
     kernel: CudaKernel
@@ -160,7 +158,7 @@ class CudaLaunch:
     args: tuple[Arg, ...]
     attrs: LaunchAttrs
     config: Any
-    packed: PackedArguments = field(repr=False)
+    packed: PackedArguments
 
     @property
     def description(self) -> str:

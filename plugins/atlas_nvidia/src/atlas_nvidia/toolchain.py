@@ -8,8 +8,9 @@ import os
 import re
 import shutil
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from atlas_core.contracts.compute_target import Compiler, CompileReport
 from atlas_core.kernels.command import run_compiler

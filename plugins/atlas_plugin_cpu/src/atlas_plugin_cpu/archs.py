@@ -1,13 +1,13 @@
 """The micro-architectures that kernels are built for: what each asks of a processor, and how it is compiled for."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 NATIVE = "native"
 
 
-@dataclass(frozen=True, slots=True)
-class Arch:
+class Arch(Struct, frozen=True):
     """``features`` are instruction sets as /proc/cpuinfo spells them; ``flags`` go to g++ and clang++, ``zig`` is a -mcpu.
 
     Of the architectures that a processor can run, the one of the highest ``score`` is served.

@@ -3,9 +3,9 @@
 import ctypes
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from atlas_core.contracts.backend import Capabilities, DeviceFacts, HostLoad, Launch
 from atlas_core.kernels.library import KernelLibrary
@@ -20,23 +20,20 @@ from atlas_plugin_cpu.memory import Memory
 _BUG = "report this as a bug"
 
 
-@dataclass(eq=False, slots=True)
-class CpuStream:
+class CpuStream(Struct, eq=False):
     """Ordered work. Outside a capture everything is done at once, in the order of the calls, so nothing is kept."""
 
     recorded: list[Command] | None = None
 
 
-@dataclass(eq=False, slots=True)
-class CpuEvent:
+class CpuEvent(Struct, eq=False):
     """A moment in a stream; ``at`` is in nanoseconds of a monotonic clock, 0 before the first record."""
 
     timing: bool
     at: int = 0
 
 
-@dataclass(eq=False, slots=True)
-class CpuGraph:
+class CpuGraph(Struct, eq=False):
     """A command list, until it is destroyed."""
 
     commands: CommandList | None

@@ -2,9 +2,9 @@
 
 import ctypes
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from atlas_core.kernels.library import KernelLibrary
 from atlas_core.vocab.errors import DeviceError, KernelError
@@ -18,8 +18,7 @@ TRAMPOLINE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_int)
 """How every compiled entry is called: the address of its slots, task, tasks. Other Python threads run meanwhile."""
 
 
-@dataclass(frozen=True, slots=True)
-class Kernel:
+class Kernel(Struct, frozen=True):
     """A loaded entry. ``address`` is that of its trampoline ``(const uint64_t* slots, int task, int ntasks)``."""
 
     module: str
@@ -31,8 +30,7 @@ class Kernel:
         return f"{self.module}.{self.entry}"
 
 
-@dataclass(frozen=True, slots=True)
-class Command:
+class Command(Struct, frozen=True):
     """One prepared launch: ``words`` as executor.cpp reads them. It is the CPU's ``Launch``."""
 
     words: tuple[int, ...]
@@ -173,8 +171,7 @@ class Pool:
             self._pool = 0
 
 
-@dataclass(frozen=True, slots=True)
-class CommandList:
+class CommandList(Struct, frozen=True):
     """A frozen list: the CPU's graph."""
 
     handle: int

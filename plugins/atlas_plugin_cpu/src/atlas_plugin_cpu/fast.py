@@ -1,8 +1,9 @@
 """Products with activations rounded to 8-bit integers: linear layers of fast numerics, and what they are fused with."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from atlas_core.contracts.backend import Launch
 from atlas_core.contracts.ops import BindContext, Buffer, KVLayout, OpNeed, Packed

@@ -2,7 +2,9 @@
 
 import struct
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from atlas_core.contracts.backend import Launch
 from atlas_core.contracts.ops import BindContext, KVLayout, OpNeed
@@ -33,8 +35,7 @@ WEIGHTS = (
 """Of a link, in the order of the kernel's struct Layer."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sizes:
+class Sizes(Struct, frozen=True):
     """Of a decoder that an instance of the kernel exists for."""
 
     hidden: int
@@ -55,8 +56,7 @@ class Sizes:
         return STATE_WORDS + 2 * COPIES * clusters * self.hidden // 2
 
 
-@dataclass(frozen=True, slots=True)
-class Kernels:
+class Kernels(Struct, frozen=True):
     """Modules for the sizes of one decoder: of clusters, and where there is no room for ``clusters`` of them, of blocks."""
 
     by_clusters: str

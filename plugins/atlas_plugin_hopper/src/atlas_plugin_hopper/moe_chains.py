@@ -1,7 +1,8 @@
 """All layers of a decoder with mixtures of experts in one launch, for one token."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from atlas_core.contracts.backend import Launch
 from atlas_core.contracts.ops import BindContext, KVLayout, OpNeed
@@ -28,8 +29,7 @@ WEIGHTS = (
 """Of a link, in the order of the kernel's struct Layer."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sizes:
+class Sizes(Struct, frozen=True):
     """Of a decoder that an instance of the kernel exists for; ``inner``: of an expert."""
 
     hidden: int

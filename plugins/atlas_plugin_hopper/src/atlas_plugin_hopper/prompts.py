@@ -1,7 +1,8 @@
 """Products of prompts by the tensor memory accelerator."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from atlas_core.contracts.backend import Launch
 from atlas_core.contracts.ops import BindContext, OpImplementation, OpNeed
@@ -22,8 +23,7 @@ HANDOVER = 8
 """Steps of the summed dimension that take as long as it takes to hand sums over from one cluster to another."""
 
 
-@dataclass(frozen=True, slots=True)
-class Tiles:
+class Tiles(Struct, frozen=True):
     """One instance: tokens and weight rows of a tile, stages of the ring, what a sum costs beside one of the widest tiles.
 
     ``parts`` clusters share out the summed dimension of a tile.

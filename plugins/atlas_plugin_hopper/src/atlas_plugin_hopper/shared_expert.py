@@ -1,8 +1,9 @@
 """Mixtures with an expert for all tokens, 9 to 64 tokens: that expert by the copy engine, the others as they are streamed anyway."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import pairwise
+
+from msgspec.structs import replace
 
 from atlas_core.contracts.backend import Launch
 from atlas_core.contracts.ops import BindContext, Buffer, OperandSpec, OpNeed

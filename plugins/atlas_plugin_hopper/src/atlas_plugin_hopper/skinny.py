@@ -1,7 +1,9 @@
 """Products of up to 64 tokens with tiles that the copy engine brings (skinny.cuh)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from atlas_core.contracts.backend import Launch
 from atlas_core.contracts.ops import BindContext, Buffer, KVLayout, OperandSpec, OpImplementation, OpNeed
@@ -35,8 +37,7 @@ FEW = 8
 """Tokens that the streaming kernels of every NVIDIA machine take in as few launches."""
 
 
-@dataclass(frozen=True, slots=True)
-class Normed:
+class Normed(Struct, frozen=True):
     """Tokens on their way through a norm: a matrix in the element type at ``address``.
 
     Of tokens that still want the factor of their norm, ``parts`` sums of squares each lie at ``squares``; 0 where it is done.

@@ -1,7 +1,8 @@
 """How the kernels of skinny.cuh are spread over the machine: weight rows of a tile, blocks that share its sum, stages of the ring."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from atlas_core.contracts.backend import Launch
 from atlas_core.contracts.ops import BindContext
@@ -18,8 +19,7 @@ _X_ROWS = 32
 """What the tokens of a tile cost a block, in weight rows: they come from the L2 cache."""
 
 
-@dataclass(frozen=True, slots=True)
-class Tiling:
+class Tiling(Struct, frozen=True):
     """``tiles`` of ``rows`` weight rows, the sum of each shared out among ``splits`` blocks of a cluster."""
 
     rows: int
@@ -56,8 +56,7 @@ def tiling(rows: Sequence[int], options: Sequence[int], workers: int, unit: int 
     return min(found, key=lambda each: each[0])[1]
 
 
-@dataclass(frozen=True, slots=True)
-class Product:
+class Product(Struct, frozen=True):
     """The instances of one kernel, by SKINNY_ROWS; ``unit`` tells how many matrices share a tile's rows."""
 
     entry: str

@@ -1,11 +1,11 @@
 """GGUF metadata as a Hugging Face configuration."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from atlas_core.vocab.errors import CheckpointError
 from atlas_quant_gguf.metadata import GgufHeader
@@ -32,8 +32,7 @@ _SOFTMAX = 1
 _GEMMA_27B = 62
 
 
-@dataclass(frozen=True, slots=True)
-class HubConfig:
+class HubConfig(Struct, frozen=True):
     """``values`` is in the shape of config.json; ``consumed_tensors`` are told by it and are no weights any more."""
 
     values: Mapping[str, Any]

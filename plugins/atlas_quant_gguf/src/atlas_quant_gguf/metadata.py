@@ -6,12 +6,12 @@ u32 dimensions, u64 extents (innermost first), u32 type, u64 offset; padding to 
 
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from atlas_core.vocab.errors import CheckpointError
 from atlas_core.vocab.layout import StorageLayout
@@ -35,8 +35,7 @@ _STRING, _ARRAY, _BOOL = 8, 9, 7
 _NUMBERS = {0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 10: "<u8", 11: "<i8", 12: "<f8"}
 
 
-@dataclass(frozen=True, slots=True)
-class GgufTensor:
+class GgufTensor(Struct, frozen=True):
     """One tensor: ``shape`` outermost first, ``start`` its absolute position in the file."""
 
     name: str
@@ -46,8 +45,7 @@ class GgufTensor:
     nbytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class GgufHeader:
+class GgufHeader(Struct, frozen=True):
     """``metadata`` has numbers, booleans, strings and lists of them, long ones of strings as ``Texts``."""
 
     version: int

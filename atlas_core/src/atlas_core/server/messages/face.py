@@ -2,8 +2,9 @@
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from atlas_core.server.answer import AnswerReader, Reading
 from atlas_core.server.chat import Chat

@@ -6,8 +6,9 @@ its place in the request; what another part of the server refuses later is led b
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from atlas_core.server.messages.volatile import stable
 from atlas_core.vocab.errors import RequestError
@@ -16,8 +17,7 @@ ROLES = ("user", "assistant", "system")
 Part = dict[str, Any]
 
 
-@dataclass(slots=True)
-class _Turn:
+class _Turn(Struct):
     """A message of the internal form while it grows; every part and call comes with its place."""
 
     role: str
@@ -40,8 +40,7 @@ class _Turn:
         return found
 
 
-@dataclass(slots=True)
-class Turns:
+class Turns(Struct):
     """``messages`` in the internal form; ``places`` from their paths to those of the request; ``skipped`` types of blocks."""
 
     messages: list[dict[str, Any]]

@@ -1,8 +1,9 @@
 """The response object at every stage of its life, and the stream that tells of it."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from atlas_core.server.errors import answer_to, one_line
 from atlas_core.server.responses.assembly import Assembly, Shape
@@ -18,8 +19,7 @@ ENDED = frozenset({"completed", "incomplete", "failed", "cancelled"})
 """The states in which a response stays."""
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(Struct, frozen=True):
     """What the response object repeats of its request; ``conversation`` is the id of the one that it belongs to."""
 
     request: ResponsesRequest

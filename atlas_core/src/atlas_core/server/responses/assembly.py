@@ -1,7 +1,8 @@
 """An answer put together from deltas: its items, and the events that tell of them. Streams and whole answers are made here alike."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from atlas_core.contracts.dialect import Text
 from atlas_core.server.answer import AnswerEvent, AnswerReader, Arguments, Call, Thought
@@ -21,8 +22,7 @@ from atlas_core.server.turn import Turn
 from atlas_core.vocab.messages import Delta, Position
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
+class Shape(Struct, frozen=True):
     """How items shall look: tools that are ``custom`` or in ``spaces``, thoughts as ``summary``, or ``sealed`` to be sent back."""
 
     custom: frozenset[str] = frozenset()

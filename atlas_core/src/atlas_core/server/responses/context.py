@@ -1,8 +1,9 @@
 """What a request goes on with: its own input behind what the store remembers."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from atlas_core.server.responses.answer import ENDED
 from atlas_core.server.responses.items import NewId, check_outputs, invalid, read_items
@@ -11,8 +12,7 @@ from atlas_core.server.store.port import Item, Store
 from atlas_core.vocab.errors import RequestError
 
 
-@dataclass(frozen=True, slots=True)
-class Context:
+class Context(Struct, frozen=True):
     """``items`` is everything to answer, the request's own from ``own`` on; ``conversation`` is the id of the one it belongs to.
 
     ``skipped`` says what of its items was left out.

@@ -5,9 +5,9 @@ import logging
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import Any
 
+from msgspec import Struct
 from starlette.requests import Request as HttpRequest
 from starlette.types import Receive, Scope, Send
 
@@ -48,8 +48,7 @@ def new_id(prefix: str) -> str:
     return prefix + uuid.uuid4().hex
 
 
-@dataclass(frozen=True, slots=True)
-class _Work:
+class _Work(Struct, frozen=True):
     """A request, understood. ``kept``: the answer is stored."""
 
     owner: str

@@ -2,8 +2,9 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from atlas_core.server.conversation import TOOL_NAME
 from atlas_core.server.responses.items import invalid
@@ -17,8 +18,7 @@ Spaces = Mapping[str, tuple[str, str]]
 """The namespace and the name there of functions that stand for a tool in a namespace, by the name that the model is told."""
 
 
-@dataclass(frozen=True, slots=True)
-class Tools:
+class Tools(Struct, frozen=True):
     """``declared`` are functions as chat declares them; those named in ``custom`` stand for tools that take free text.
 
     ``spaces`` has those of namespaces.

@@ -1,10 +1,11 @@
 """A store that lasts as long as the process."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
 from atlas_core.server.store.port import Item, Kind, Record, StoreLimits
 from atlas_core.vocab.errors import RequestError
@@ -13,8 +14,7 @@ _Key = tuple[str, str]
 """Owner and id."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
+class _Row(Struct, frozen=True):
     changed: float
     data: bytes
     items: tuple[str, ...]

@@ -1,8 +1,9 @@
 """The Store port: records of items, each belonging to one owner, whom nobody else's requests can see."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, Protocol
+
+from msgspec import Struct
 
 Item = Mapping[str, Any]
 """An item as the protocol has it; JSON values only, with its ``id``."""
@@ -10,8 +11,7 @@ Item = Mapping[str, Any]
 Kind = Literal["response", "conversation"]
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(Struct, frozen=True):
     """A response or a conversation.
 
     ``created`` is Unix time, seconds. ``body`` are JSON values. A conversation's ``items`` are its own; those of a response are
@@ -26,8 +26,7 @@ class Record:
     inputs: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class StoreLimits:
+class StoreLimits(Struct, frozen=True):
     """``entries`` records and ``size`` bytes at most, the oldest going first; none is kept ``retention`` seconds after its last change."""
 
     entries: int = 10_000

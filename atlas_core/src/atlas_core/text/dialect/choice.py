@@ -1,15 +1,15 @@
 """Which dialect a model speaks: what the operator says, else what its family declares, else what its template shows."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from atlas_core.contracts.dialect import Dialect, ReasoningSyntax, ToolSyntax
 from atlas_core.vocab.errors import UsageError
 from atlas_core.vocab.resolve import Candidate, resolve
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(Struct, frozen=True):
     """A dialect's name, who said it, and what every candidate answered where that was the template."""
 
     name: str = "plain"
@@ -17,8 +17,7 @@ class Choice:
     candidates: tuple[Candidate, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Speech:
+class Speech(Struct, frozen=True):
     """How a model writes calls and thoughts, with the names of the dialects that say so; ``choices`` are both, with their reasons."""
 
     tool_dialect: str = "plain"

@@ -1,16 +1,16 @@
 """Core's dialects. A template shows which one its model speaks; some are told by name only."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
+
+from msgspec import Struct
 
 from atlas_core.contracts.dialect import ReasoningSyntax, Tool, ToolParser, ToolSyntax
 from atlas_core.text.dialect import bare, deepseek, forced, gemma, glm4, hermes, mistral, pythonic, tags
 from atlas_core.vocab.verdict import Verdict
 
 
-@dataclass(frozen=True, slots=True)
-class Syntax:
+class Syntax(Struct, frozen=True):
     """A ToolSyntax: a parser, and a grammar where there is one."""
 
     make: Callable[[Sequence[Tool]], ToolParser]

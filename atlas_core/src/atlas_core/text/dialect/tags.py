@@ -2,8 +2,9 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from atlas_core.contracts.dialect import Tool
 from atlas_core.text.dialect.reader import CallReader
@@ -17,8 +18,7 @@ _JUNK = re.compile(r"[^<]*")
 _MAX_NAME = 256
 
 
-@dataclass(frozen=True, slots=True)
-class Tags:
+class Tags(Struct, frozen=True):
     """The spelling. ``call`` and ``parameter`` are what stands before and behind the name, and the closing tag.
 
     ``layout``: one line break behind a value's opening tag and one before its closing tag are not part of it. ``attribute``

@@ -1,10 +1,12 @@
 """Sets of values of one JSON type, by the limits that they keep. Two of them are met exactly, or not at all."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from math import ceil, floor, inf, lcm
 from typing import Protocol
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from atlas_core.text.schema.document import Node, Scope
 from atlas_core.text.schema.keywords import Unenforceable
@@ -35,20 +37,17 @@ class Patterns(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Null:
+class Null(Struct, frozen=True):
     """null."""
 
 
-@dataclass(frozen=True, slots=True)
-class Boolean:
+class Boolean(Struct, frozen=True):
     """Truth values."""
 
     values: frozenset[bool] = frozenset({False, True})
 
 
-@dataclass(frozen=True, slots=True)
-class Number:
+class Number(Struct, frozen=True):
     """Numbers from ``low`` to ``high``, each included unless it is ``open``; multiples of ``step``."""
 
     low: float = -inf
@@ -72,8 +71,7 @@ class Number:
         return first > last
 
 
-@dataclass(frozen=True, slots=True)
-class Text:
+class Text(Struct, frozen=True):
     """Strings of ``least`` to ``most`` characters that have all ``patterns``: one of ``values``, unless that is None, none of ``banned``."""
 
     least: int = 0
@@ -84,8 +82,7 @@ class Text:
     banned: frozenset[str] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class Array:
+class Array(Struct, frozen=True):
     """Lists of ``least`` to ``most`` items: those of ``first``, then any number of ``rest``. ``seen`` of them are evaluated."""
 
     first: tuple[State, ...] = ()
@@ -99,8 +96,7 @@ class Array:
         return self.first[index] if index < len(self.first) else self.rest
 
 
-@dataclass(frozen=True, slots=True)
-class Object:
+class Object(Struct, frozen=True):
     """Objects of ``least`` to ``most`` members, all of ``required`` among them.
 
     A member is held to ``members`` by its name, else to all of ``patterns`` that its name has, else to ``rest``. ``seen`` names and

@@ -1,8 +1,9 @@
 """Single values, and everything but them."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from atlas_core.text.schema.cases import (
     ALL,

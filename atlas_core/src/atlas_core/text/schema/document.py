@@ -1,8 +1,9 @@
 """A schema document: its places, what they are called, and what references mean. Everything in it is looked at once."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from atlas_core.text.schema.keywords import CHECKS, FIRST_CLASS, MANY, NAMED, ONE, Unenforceable, is_annotation
 from atlas_core.text.schema.uri import resolved, without_fragment
@@ -14,8 +15,7 @@ Scope = tuple[str, ...]
 """Resources that were entered on the way here, outermost first; empty where no reference is dynamic."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Node:
+class Node(Struct, frozen=True, eq=False):
     """One schema: its value, its place as a pointer, and the URI of the resource that it stands in."""
 
     schema: Mapping[str, Any] | bool

@@ -2,11 +2,12 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from fractions import Fraction
 from itertools import combinations, zip_longest
 from math import inf
 from typing import Any, TypeVar
+
+from msgspec.structs import replace
 
 from atlas_core.text.schema.cases import (
     ALL,

@@ -1,11 +1,12 @@
 """What each keyword says about values of one type, and what its contrary says."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from fractions import Fraction
 from itertools import combinations
 from math import comb, inf
 from typing import Any, Protocol
+
+from msgspec.structs import replace
 
 from atlas_core.text.schema.cases import (
     ALL,

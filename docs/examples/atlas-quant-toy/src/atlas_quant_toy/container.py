@@ -7,7 +7,6 @@ TokenizerSource) and ``tensors``: name → [layout, shape, first byte], counted 
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -121,7 +120,7 @@ def write(
         layout = TOY_Q8.name if values.ndim > 1 else DType.F32.value
         tensors[name] = (layout, values.shape, len(data))
         data += ToyFormat().encode(layout, values) if values.ndim > 1 else np.asarray(values, "<f4").tobytes()
-    text = {field.name: getattr(tokenizer, field.name) for field in fields(tokenizer)}
+    text = {name: getattr(tokenizer, name) for name in tokenizer.__struct_fields__}
     content = {"config": config, "generation_config": generation_config, "tokenizer": text, "tensors": tensors}
     header = json.dumps(content, default=dict).encode()
     file.write(MAGIC + len(header).to_bytes(8, "little") + header + data)

@@ -1,7 +1,8 @@
 """Norms of single heads and products with gates; and what of a layer lies between its projections and its attention."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from atlas_core.contracts.backend import Launch
 from atlas_core.contracts.ops import BindContext, Buffer, KVLayout, OpImplementation, OpNeed
