@@ -114,7 +114,7 @@ class Bench:
         self.memory = self._allocate(choices, batch * blocks)
         self.stream = self.backend.create_stream()
         self.bound = []
-        results = Results(*(value.name for value in self.program.results))
+        results = Results.of(value.name for value in self.program.results)
         states = {name: self.memory.values[name] for name in ("slots", "penalty", "mask")}
         self.memory_of = {bucket: self._memory_of(bucket) for bucket in self.plans}
         rings = Rings(self.backend, [*self.plans], states["mask"], self.spec.vocab_size)
@@ -147,7 +147,7 @@ class Bench:
             for what in (0, 1)
         ]
         states = {name: self.memory.values[name] for name in ("slots", "penalty", "mask")}
-        results = Results(*(value.name for value in self.program.results))
+        results = Results.of(value.name for value in self.program.results)
         rings = Rings(self.backend, [self.decode], states["mask"], self.spec.vocab_size)
         frame = Stamped(rings.frame(self._inputs, self.decode, results), stamps[0], stamps[1])
         placement = place(self.program, self.plans[self.decode], self.decode)

@@ -82,7 +82,7 @@ def test_on_a_gpu_that_computes_nothing(monkeypatch):
     memory, inputs, states = allocate(backend, stream, plan, weights, budget, held.buffers)
     # Nobody computes what a step leaves, and what memory held before may be no token.
     backend.memset_async(memory.arena.address, 0, memory.arena.nbytes, stream)
-    steps, results = [], Results(*(value.name for value in plan.program.results))
+    steps, results = [], Results.of(value.name for value in plan.program.results)
     rings = Rings(backend, [planned.bucket for planned in plan.buckets], states["mask"], model.spec.vocab_size)
     for planned in plan.buckets:
         local = with_inputs(memory, InputLayout(planned.bucket), inputs)

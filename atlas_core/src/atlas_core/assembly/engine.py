@@ -303,8 +303,7 @@ def _generating(
     states: Mapping[str, Buffer],
 ) -> Runner:  # fmt: skip
     steps = []
-    sampled, values, ids, logits, *experts = (value.name for value in plan.program.results)
-    results = Results(sampled, values, ids, logits, experts=tuple(experts))
+    results = Results.of(value.name for value in plan.program.results)
     rings = Rings(backend, [planned.bucket for planned in plan.buckets], states["mask"], vocab_size)
     for planned in plan.buckets:
         local = with_inputs(memory, InputLayout(planned.bucket), inputs)

@@ -1,6 +1,6 @@
 """Page-locked memory that steps use in turn: inputs on their way to the device, results on their way back."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,12 @@ class Results(Struct, frozen=True):
     logprob_ids: str
     logits: str
     experts: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, names: Iterable[str]) -> "Results":
+        """From all names, in that order."""
+        sampled, values, ids, logits, *experts = names
+        return cls(sampled, values, ids, logits, tuple(experts))
 
 
 class Place:
