@@ -16,6 +16,14 @@ class _Plain:
         )
 
 
+class _Scaled:
+    """Small numbers with scales: FP8 and NVFP4 in Hugging Face directories."""
+
+    @hookimpl
+    def atlas_quant_format(self) -> QuantFormatDecl:
+        return QuantFormatDecl(name="scaled", weights="atlas_core.loading.scaled_format:ScaledFormat")
+
+
 class _Dialect:
     """One of core's dialects, a class of ``text.dialect.dialects``."""
 
@@ -28,6 +36,7 @@ class _Dialect:
 
 
 plain = _Plain()
+scaled = _Scaled()
 plain_dialect = _Dialect("plain", "Plain")
 hermes = _Dialect("hermes", "Hermes")
 qwen3_coder = _Dialect("qwen3_coder", "Qwen3Coder")

@@ -19,6 +19,7 @@ from atlas_core.loading.dummy import DummyCheckpoint
 from atlas_core.loading.fetch import resolve_model
 from atlas_core.loading.files import AGAIN, head, impostor
 from atlas_core.loading.pieces import Placed
+from atlas_core.loading.plain import PlainFormat
 from atlas_core.loading.presets import choose_preset, read_presets
 from atlas_core.model.builder import StepLayout, record
 from atlas_core.model.program import Value
@@ -90,7 +91,9 @@ class Model(Struct, frozen=True):
         if layout.name == stored.name:
             return data
         assert layout.scalar is not None
-        values = self.format.decode(stored.name, data, shape)
+        # Plain arrays lie beside those of every format, and are nobody's burden but core's.
+        owner = self.format if stored.scalar is None else PlainFormat()
+        values = owner.decode(stored.name, data, shape)
         return np.ascontiguousarray(values, numpy_dtype(layout.scalar)).tobytes()
 
     def placed(self, name: str, layout: StorageLayout) -> Placed | None:
@@ -141,13 +144,13 @@ def _understand(
     pooling = checkpoint.pooling if isinstance(checkpoint, Pooled) else None
     if pooling is not None:
         names = headless(names, {value.name for value in _recorded(loader, spec, hidden=True)})
-    store = WeightStore(checkpoint, names)
     found: Resolution[QuantFormat] = _detect(
         registry, "weights", lambda fmt: fmt.detect(checkpoint.quantization, checkpoint.tensors)
     )
     chosen = found.require(
         f"no installed quantisation format reads the weights of {path}", "install a plugin for its format"
     )
+    store = WeightStore(checkpoint, names)
     presets = read_presets(declaration.presets) if declaration.presets else []
     return Model(
         path, checkpoint, container, containers, declaration.model_type, dist,

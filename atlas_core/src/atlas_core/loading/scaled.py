@@ -1,0 +1,181 @@
+"""FP8 and NVFP4 checkpoints of Hugging Face: a weight and the tensors of its scales, read as one.
+
+Four tools write them, in these ways; ``M`` is the module's name, [o, i] the weight's shape:
+
+- FP8 in blocks (DeepSeek, Qwen, MiniMax): ``M.weight`` e4m3, ``M.weight_scale_inv`` [⌈o/128⌉, ⌈i/128⌉], multiplied;
+- FP8 by rows or tensors (compressed-tensors, ModelOpt): ``M.weight`` e4m3, ``M.weight_scale`` [o, 1], [1] or [];
+- NVFP4 of ModelOpt: ``M.weight`` u8 [o, i/2], ``M.weight_scale`` e4m3 [o, i/16], ``M.weight_scale_2`` [], both multiplied;
+- NVFP4 of compressed-tensors: ``M.weight_packed``, ``M.weight_scale``, and ``M.weight_global_scale``, which divides.
+
+Scales of activations and of the cache are left aside: neither is rounded to what they are for.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from atlas_core.contracts.checkpoint import Checkpoint, Pooled, Pooling, TokenizerSource
+from atlas_core.loading.scaled_format import E2M1_BLOCK, E4M3_BLOCK, SCALED_E2M1, SCALED_E4M3
+from atlas_core.ops.arrays import numpy_dtype
+from atlas_core.vocab.errors import CheckpointError
+from atlas_core.vocab.layout import StorageLayout
+from atlas_core.vocab.model import TensorInfo
+
+_ASIDE = (".input_scale", ".input_global_scale", ".k_scale", ".v_scale", ".q_scale", ".output_scale")
+_CURE = "use another copy of the model"
+
+
+@dataclass(frozen=True, slots=True)
+class _Weight:
+    """``codes`` are scaled by ``scales``, one for each ``tile`` (rows, columns) of the weight of ``shape``; ``whole`` is for all of it."""
+
+    codes: str
+    shape: tuple[int, ...]
+    layout: StorageLayout
+    scales: str
+    tile: tuple[int, int]
+    whole: str = ""
+    divides: bool = False
+
+
+def with_scales(checkpoint: Checkpoint) -> Checkpoint:
+    """``checkpoint`` with each weight and its scales as one tensor; itself where none has any. Raises CheckpointError for scales that do not fit."""
+    weights = _find(checkpoint)
+    return ScaledCheckpoint(checkpoint, weights) if weights else checkpoint
+
+
+class ScaledCheckpoint:
+    """A Checkpoint whose weights carry their scales; see contracts.checkpoint.Checkpoint."""
+
+    def __init__(self, checkpoint: Checkpoint, weights: Mapping[str, _Weight]) -> None:
+        self._checkpoint = checkpoint
+        self._weights = weights
+        self.path: Path = checkpoint.path
+        self.naming = checkpoint.naming
+        self.config = checkpoint.config
+        self.generation_config = checkpoint.generation_config
+        self.quantization = checkpoint.quantization
+        parts = {part for weight in weights.values() for part in (weight.codes, weight.scales, weight.whole)}
+        self.tensors: Mapping[str, TensorInfo] = {
+            **{
+                name: info
+                for name, info in checkpoint.tensors.items()
+                if name not in parts and not name.endswith(_ASIDE)
+            },
+            **{
+                name: TensorInfo(name, weight.shape, weight.layout.name, weight.layout.nbytes(weight.shape))
+                for name, weight in weights.items()
+            },
+        }
+
+    @property
+    def pooling(self) -> Pooling | None:
+        """See contracts.checkpoint.Pooled."""
+        return self._checkpoint.pooling if isinstance(self._checkpoint, Pooled) else None
+
+    def layout(self, name: str) -> StorageLayout:
+        """See contracts.checkpoint.Checkpoint.layout."""
+        own = {layout.name: layout for layout in (SCALED_E4M3, SCALED_E2M1)}
+        return own[name] if name in own else self._checkpoint.layout(name)
+
+    def read(self, name: str, rows: Sequence[tuple[int, int]] | None = None) -> bytes | memoryview:
+        """See contracts.checkpoint.Checkpoint.read."""
+        weight = self._weights.get(name)
+        if weight is None:
+            return self._checkpoint.read(name, rows)
+        parts = [self._rows(weight, *span) for span in (rows if rows is not None else [(0, weight.shape[0])])]
+        return np.concatenate(parts).reshape(-1).view(np.uint8).data
+
+    def tokenizer(self) -> TokenizerSource:
+        """See contracts.checkpoint.Checkpoint.tokenizer."""
+        return self._checkpoint.tokenizer()
+
+    def close(self) -> None:
+        """See contracts.checkpoint.Checkpoint.close."""
+        self._checkpoint.close()
+
+    def _rows(self, weight: _Weight, start: int, end: int) -> np.ndarray:
+        """Blocks [end - start, columns / block] of rows [start, end)."""
+        kind = E4M3_BLOCK if weight.layout is SCALED_E4M3 else E2M1_BLOCK
+        blocks = np.empty((end - start, weight.shape[1] // weight.layout.block), kind)
+        codes = self._checkpoint.read(weight.codes, [(start, end)])
+        blocks["codes"] = np.frombuffer(codes, np.uint8).reshape(blocks["codes"].shape)
+        high, wide = weight.tile
+        if high >= weight.shape[0] and wide >= weight.shape[1]:
+            blocks["scale"] = self._numbers(weight.scales).reshape(())
+        else:
+            first, last = start // high, -(-end // high)
+            scales = self._numbers(weight.scales, [(first, last)]).reshape(last - first, -(-weight.shape[1] // wide))
+            down = np.arange(start, end) // high - first
+            across = np.arange(blocks.shape[1]) * weight.layout.block // wide
+            blocks["scale"] = scales[down][:, across]
+        if weight.whole:
+            by = self._numbers(weight.whole).reshape(())
+            blocks["scale"] = blocks["scale"] / by if weight.divides else blocks["scale"] * by
+        return blocks
+
+    def _numbers(self, name: str, rows: Sequence[tuple[int, int]] | None = None) -> np.ndarray:
+        scalar = self._checkpoint.layout(self._checkpoint.tensors[name].layout).scalar
+        if scalar is None:
+            raise CheckpointError(f"the scales {name} of {self.path} are no plain numbers", "", _CURE)
+        return np.frombuffer(self._checkpoint.read(name, rows), numpy_dtype(scalar)).astype(np.float32)
+
+
+def _find(checkpoint: Checkpoint) -> dict[str, _Weight]:
+    found: dict[str, _Weight] = {}
+    tensors = checkpoint.tensors
+    for name, info in tensors.items():
+        module, _, part = name.rpartition(".")
+        if part == "weight" and info.layout == "f8e4m3" and len(info.shape) == 2:
+            scales = next((f"{name}{end}" for end in ("_scale_inv", "_scale") if f"{name}{end}" in tensors), None)
+            if scales is not None:
+                tile = _tile(checkpoint, info, tensors[scales])
+                found[name] = _checked(checkpoint, _Weight(name, info.shape, SCALED_E4M3, scales, tile))
+        elif info.layout == "u8" and len(info.shape) == 2 and part in ("weight", "weight_packed"):
+            packed = part == "weight_packed"
+            scales, whole = f"{module}.weight_scale", f"{module}.weight_{'global_scale' if packed else 'scale_2'}"
+            if scales in tensors and whole in tensors:
+                shape = (info.shape[0], 2 * info.shape[1])
+                weight = _Weight(name, shape, SCALED_E2M1, scales, (1, SCALED_E2M1.block), whole, packed)
+                found[f"{module}.weight"] = _checked(checkpoint, weight)
+    return found
+
+
+def _tile(checkpoint: Checkpoint, weight: TensorInfo, scales: TensorInfo) -> tuple[int, int]:
+    """Rows and columns that share a scale. Raises CheckpointError when the number of scales fits none of the known ways."""
+    rows, columns = weight.shape
+    if scales.shape in ((), (1,)):
+        return rows, columns
+    if scales.shape in ((rows, 1), (rows,)):
+        return 1, columns
+    given = checkpoint.quantization.get("weight_block_size")
+    if isinstance(given, list) and len(given) == 2 and all(type(part) is int and part > 0 for part in given):
+        high, wide = given
+        if scales.shape == (-(-rows // high), -(-columns // wide)) and wide % SCALED_E4M3.block == 0:
+            return high, wide
+    raise CheckpointError(
+        f"{scales.name} of {checkpoint.path} has the shape {list(scales.shape)} for a weight of {[rows, columns]}",
+        f"scales are for the tensor, its rows, or blocks of weight_block_size, which is {given!r}",
+        _CURE,
+    )
+
+
+def _checked(checkpoint: Checkpoint, weight: _Weight) -> _Weight:
+    """Raises CheckpointError when rows are no whole blocks, or scales of NVFP4 have another shape."""
+    rows, columns = weight.shape
+    if columns % weight.layout.block:
+        raise CheckpointError(
+            f"{weight.codes} of {checkpoint.path} has rows of {columns}",
+            f"they are read in blocks of {weight.layout.block}",
+            _CURE,
+        )
+    scales = checkpoint.tensors[weight.scales]
+    if weight.whole and scales.shape != (rows, columns // weight.layout.block):
+        raise CheckpointError(
+            f"{scales.name} of {checkpoint.path} has the shape {list(scales.shape)}",
+            f"{[rows, columns // weight.layout.block]} is expected",
+            _CURE,
+        )
+    return weight
