@@ -1,12 +1,13 @@
 """The CPU as a backend: memory, copies, capture and replay, events, threads, and errors that name what is wrong."""
 
+import resource
 import threading
 import time
 
 import numpy as np
 import pytest
 
-from atlas_core.contracts.backend import GpuBackend, HostRunner
+from atlas_core.contracts.backend import Forewarned, GpuBackend, HostRunner
 from atlas_core.vocab.errors import BudgetError, DeviceError, KernelError, UsageError
 from atlas_core.vocab.kernel import Geometry, LaunchAttrs, f32, i32, ptr
 from atlas_plugin_cpu.backend import open_backend
@@ -64,6 +65,38 @@ def test_memory_is_aligned_and_holds_what_was_copied(backend):
 def test_memory_that_is_not_there_names_what_is(backend):
     with pytest.raises(BudgetError, match="bytes are available"):
         backend.alloc(1 << 50)
+
+
+def test_memory_that_is_expected_is_ready_and_still_free(library):
+    backend, nbytes = open_backend(library, threads=1), 40 << 20
+    assert isinstance(backend, Forewarned)
+    backend.expect(nbytes)
+    waiting = time.monotonic() + 20
+    while backend._memory.ready < nbytes and time.monotonic() < waiting:
+        time.sleep(0.01)
+    assert backend._memory.ready == nbytes
+    first = backend.alloc(30 << 20)
+    assert backend._memory.ready == 10 << 20
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    backend.memset_async(first, 7, 30 << 20, backend.create_stream())
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < 5
+    second = backend.alloc(20 << 20)  # does not fit there
+    backend.memset_async(second, 8, 20 << 20, backend.create_stream())
+    found = bytearray(1)
+    backend.copy_d2h(first + (30 << 20) - 1, memoryview(found))
+    assert found == b"\x07"
+    backend.close()
+    assert backend._memory.ready == 0
+
+
+def test_a_backend_may_be_closed_before_its_memory_is_ready(library):
+    backend = open_backend(library, threads=1)
+    backend.expect(1 << 50)  # far more than is there: a part of it
+    backend.expect(1)  # too little to matter
+    assert len(backend._memory._slabs) == 1
+    assert backend._memory._slabs[0].nbytes <= 512 << 20
+    backend.close()
+    assert not [thread for thread in threading.enumerate() if thread.name == "atlas-populate"]
 
 
 @pytest.mark.parametrize("where", [-1, 1])

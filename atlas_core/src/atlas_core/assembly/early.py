@@ -25,7 +25,7 @@ def guess(settings: Settings) -> ReadAhead | None:
     path = Path(settings.model)
     with suppress(OSError):  # whoever opens the model says what is wrong
         found = _images(settings, path)
-        files = _large(path) if found is None else found
+        files = large_files(path) if found is None else found
         return ReadAhead([Extent(file, 0, file.stat().st_size) for file in files])
     return None
 
@@ -61,7 +61,7 @@ def _images(settings: Settings, model: Path) -> list[Path] | None:
     return None if not found else found if len(found) == 1 else []
 
 
-def _large(path: Path) -> list[Path]:
+def large_files(path: Path) -> list[Path]:
     """Of a directory the large safetensors, else whatever is large."""
     if path.is_file():
         return [path]

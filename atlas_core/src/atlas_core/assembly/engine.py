@@ -4,7 +4,7 @@ import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,16 +13,16 @@ import numpy as np
 from msgspec import Struct
 
 from atlas_core.assembly.aside import Aside
-from atlas_core.assembly.early import begin_reading
+from atlas_core.assembly.early import begin_reading, large_files
 from atlas_core.assembly.environment import discover_plugins
 from atlas_core.assembly.garbage import kept_waiting
 from atlas_core.assembly.machine import Machine, choose_machine
 from atlas_core.assembly.memory import Weights, allocate, begin_loading, plan_memory, with_graphs, with_inputs
 from atlas_core.assembly.model import Model, open_model
 from atlas_core.assembly.packed import PackedCache
-from atlas_core.assembly.plan import StepPlan, make_limits, make_plan
+from atlas_core.assembly.plan import StepPlan, make_limits, make_plan, settled
 from atlas_core.assembly.settings import decode_settings
-from atlas_core.contracts.backend import GpuBackend, Stream
+from atlas_core.contracts.backend import Forewarned, GpuBackend, Stream
 from atlas_core.contracts.checkpoint import Pooling
 from atlas_core.contracts.ops import Buffer
 from atlas_core.engine.embedding import EmbeddingRunner
@@ -150,12 +150,18 @@ def build(settings: Settings, registry: Registry, ledger: Ledger, guessed: ReadA
             files.callback(model.checkpoint.close)
             ahead = aside.start(partial(begin_reading, model, settings, guessed))
             files.callback(_close, ahead)
+            opened = None
+            if not machine.declaration.wake:  # it takes no time, and memory gets ready while the step is planned
+                opened = open_backend(machine, model, settled(settings, machine))
+                undo.callback(opened[0].close)
+                forewarn(opened[0], model, settings)
             plan = make_plan(model, machine, settings)
         reading = aside.start(lambda: Tokenizer(model.checkpoint.tokenizer(), lazy=True))
         with ledger.phase("device"):
             waking.result()
-            backend, library = open_backend(machine, model, plan.settings)
-            undo.callback(backend.close)
+            backend, library = opened or open_backend(machine, model, plan.settings)
+            if opened is None:
+                undo.callback(backend.close)
             awake.close()
             found = backend.facts().processors
             if found != (machine.processors or found):
@@ -175,6 +181,13 @@ def build(settings: Settings, registry: Registry, ledger: Ledger, guessed: ReadA
             tokenizer = reading.result()
         undo.pop_all()
     return Built(machine, model, plan, tokenizer, library, backend, runner, limits, budget)
+
+
+def forewarn(backend: GpuBackend, model: Model, settings: Settings) -> None:
+    """Say how much memory weights will most likely take, where a backend has a use for that: as much as their files do."""
+    if isinstance(backend, Forewarned) and settings.load_format == "auto" and settings.transcode == "none":
+        with suppress(OSError):  # whoever reads the files says what is wrong
+            backend.expect(sum(file.stat().st_size for file in large_files(model.checkpoint.path)))
 
 
 def wake(machine: Machine) -> Callable[[], None]:

@@ -272,6 +272,15 @@ class HostLoads(Protocol):
 
 
 @runtime_checkable
+class Forewarned(Protocol):
+    """A backend that can get memory ready before anybody asks for it."""
+
+    def expect(self, nbytes: int) -> None:
+        """So many bytes will most likely be allocated soon. What is got for them meanwhile counts as free until they are."""
+        ...
+
+
+@runtime_checkable
 class HostRunner(Protocol):
     """A backend whose launches are calls of functions: any thread may run one, whatever other threads do."""
 

@@ -2,7 +2,8 @@
 
 import ctypes
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 from msgspec import Struct
@@ -50,7 +51,7 @@ class CpuBackend:
         # Looked up here, so that nothing is once steps run.
         self._copies, self._sets = (self._modules.kernel("executor", f"memory_{what}") for what in ("copy", "set"))
         self._pool: Pool | None = Pool(self._modules, threads)
-        self._memory = Memory()
+        self._memory = Memory(self._populate)
         self._pinned: set[int] = set()
         self._graphs: set[CpuGraph] = set()
 
@@ -75,6 +76,15 @@ class CpuBackend:
         """Give memory back."""
         self._memory.free(address)
 
+    def expect(self, nbytes: int) -> None:
+        """See contracts.backend.Forewarned."""
+        self._memory.expect(nbytes)
+
+    def _populate(self, address: int, nbytes: int, state: int) -> Callable[[], None]:
+        kernel = self._modules.kernel("executor", "memory_populate")
+        command = pack(kernel, Geometry((1, 1, 1)), (ptr(address), i64(nbytes), ptr(state)))
+        return partial(self._threads.run_here, command)
+
     def alloc_pinned(self, nbytes: int) -> memoryview:
         """Ordinary memory: the CPU reaches all of it at full speed."""
         if nbytes < 1:
@@ -92,8 +102,10 @@ class CpuBackend:
         self._memory.free(address)
 
     def memory(self) -> tuple[int, int]:
-        """(free, total) bytes that this process may have."""
-        return host.memory()
+        """(free, total) bytes that this process may have; what waits for being allocated is free."""
+        ready = self._memory.ready
+        free, total = host.memory()
+        return free + ready, total
 
     def copy_h2d(self, source: memoryview | bytes, target: int) -> None:
         """Copy now."""

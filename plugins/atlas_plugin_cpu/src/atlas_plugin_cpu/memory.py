@@ -4,6 +4,8 @@ import bisect
 import contextlib
 import ctypes
 import mmap
+import threading
+from collections.abc import Callable
 
 from atlas_core.runtime.host import memory
 from atlas_core.vocab.errors import BudgetError, DeviceError
@@ -11,6 +13,12 @@ from atlas_core.vocab.errors import BudgetError, DeviceError
 _PAGE = 4096
 _HUGE = 2 * 1024 * 1024
 _SLAB = 32 * _HUGE
+_MOST, _SHARE = 512 << 20, 8
+"""Bytes that are got ready before anybody asks for them, at most, and the part of what is available."""
+
+
+Populate = Callable[[int, int, int], Callable[[], None]]
+"""(address, bytes, address of two int64: 1 ends it, bytes done) → what is to be called, on any thread."""
 
 
 class _Slab:
@@ -29,6 +37,7 @@ class _Slab:
                 self._map.madvise(mmap.MADV_HUGEPAGE)
         self._pin: ctypes.c_char | None = ctypes.c_char.from_buffer(self._map)
         self.address = -(-ctypes.addressof(self._pin) // _HUGE) * _HUGE
+        self.nbytes = whole
         self._end = self.address + whole
         self._free = whole
         self._used: list[tuple[int, int]] = []
@@ -36,6 +45,11 @@ class _Slab:
     @property
     def empty(self) -> bool:
         return not self._used
+
+    @property
+    def used(self) -> int:
+        """Bytes that belong to blocks."""
+        return self.nbytes - self._free
 
     def take(self, nbytes: int) -> int | None:
         """The address of a block, at a page's beginning: behind all others, else in the first gap; None when it fits nowhere."""
@@ -66,13 +80,43 @@ class _Slab:
         self._map.close()
 
 
-class Memory:
-    """Every allocation of one backend."""
+class _Populating:
+    """A thread that has the system find the pages of a slab, for which whoever writes there first would wait."""
 
-    def __init__(self) -> None:
+    def __init__(self, slab: _Slab, populate: Populate) -> None:
+        self._state = (ctypes.c_int64 * 2)(0, 0)
+        work = populate(slab.address, slab.nbytes, ctypes.addressof(self._state))
+        self._thread = threading.Thread(target=work, name="atlas-populate", daemon=True)
+        self._thread.start()
+
+    @property
+    def done(self) -> int:
+        return self._state[1]
+
+    def end(self) -> None:
+        self._state[0] = 1
+        self._thread.join()
+
+
+class Memory:
+    """Every allocation of one backend. ``populate`` makes what gets fresh pages ready."""
+
+    def __init__(self, populate: Populate) -> None:
+        self._populate = populate
+        self._populating: dict[_Slab, _Populating] = {}
         self._slabs: list[_Slab] = []
         self._blocks: dict[int, tuple[int, _Slab]] = {}
         self._bases: list[int] = []
+
+    def expect(self, nbytes: int) -> None:
+        """Get memory for most of ``nbytes`` ready, on a thread; none where the host has not plenty."""
+        nbytes = min(nbytes, _MOST, memory()[0] // _SHARE)
+        if nbytes < _HUGE:
+            return
+        with contextlib.suppress(OSError, ValueError, OverflowError):  # whoever needs it says that it is not to be had
+            slab = _Slab(nbytes)
+            self._slabs.append(slab)
+            self._populating[slab] = _Populating(slab, self._populate)
 
     def alloc(self, nbytes: int) -> int:
         """The address of ``nbytes`` new bytes. Raises BudgetError when the host has not that much to spare."""
@@ -117,8 +161,19 @@ class Memory:
         _, slab = block
         slab.give(address)
         if slab.empty:
-            self._slabs.remove(slab)
-            slab.release()
+            self._release(slab)
+
+    @property
+    def ready(self) -> int:
+        """Bytes that were got ready and are not allocated."""
+        return sum(max(0, populating.done - slab.used) for slab, populating in self._populating.items())
+
+    def _release(self, slab: _Slab) -> None:
+        populating = self._populating.pop(slab, None)
+        if populating is not None:
+            populating.end()
+        self._slabs.remove(slab)
+        slab.release()
 
     def check(self, address: int, nbytes: int, what: str) -> None:
         """Raise DeviceError unless [address, address + nbytes) lies inside one allocation."""
@@ -133,3 +188,5 @@ class Memory:
         """Give everything back; safe to call twice."""
         for address in list(self._blocks):
             self.free(address)
+        for slab in list(self._slabs):
+            self._release(slab)
