@@ -22,12 +22,15 @@ from atlas_nvidia.implementations.base import (
     unbounded,
     vector_type,
 )
-from atlas_plugin_hopper.prompts import PEERS, WIDE, Tiles, tokens_map, weight_map
+from atlas_plugin_hopper.prompts import NARROW, PEERS, WIDE, Tiles, tokens_map, weight_map
 
-TALL, TALL_HEADS = Tiles(192, 224, 4, 1.0), Tiles(192, 128, 5, 1.05)
-GATE_UP: Mapping[Tiles, str] = {WIDE: "gate_up_tma", TALL: "gate_up_tma_192"}
+TALL, TALL_HEADS, SLIM = Tiles(192, 224, 4, 1.0), Tiles(192, 128, 5, 1.05), Tiles(128, 224, 4, 1.0)
+GATE_UP: Mapping[Tiles, str] = {WIDE: "gate_up_tma", TALL: "gate_up_tma_192", SLIM: "gate_up_tma_224"}
 """Modules of gate_up_tma.cu."""
-QKV: Mapping[int, Mapping[Tiles, str]] = {128: {WIDE: "qkv_tma", TALL_HEADS: "qkv_tma_192"}, 64: {WIDE: "qkv_tma_64"}}
+QKV: Mapping[int, Mapping[Tiles, str]] = {
+    128: {WIDE: "qkv_tma", TALL_HEADS: "qkv_tma_192", NARROW: "qkv_tma_128"},
+    64: {WIDE: "qkv_tma_64"},
+}
 """Modules of qkv_tma.cu by head size: a tile is whole heads."""
 
 
