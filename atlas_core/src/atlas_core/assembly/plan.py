@@ -183,10 +183,12 @@ def make_limits(
     The line is a little longer than what the server lets in, since the server learns of a free place before the engine does.
     """
     mixed, steps = settings.max_mixed_tokens, mixed_steps(settings)
+    even = even_context(program, mixed, steps[0][0] if steps else 1) if mixed else None
+    even = even and max(1, round(even / settings.attention_cost))
     return Limits(
         layout.slots, layout.page_tokens, pages, model.spec.vocab_size, max_seq_len, settings.max_prefill_tokens,
         layout.penalty_rows, settings.max_queue + layout.slots.slots, max_mixed_tokens=mixed, mixed_steps=steps,
-        even_context=even_context(program, mixed, steps[0][0] if steps else 1) if mixed else None, prefix_cache=settings.prefix_cache,
+        even_context=even, prefix_cache=settings.prefix_cache,
         snapshots=layout.snapshots,
     )  # fmt: skip
 

@@ -13,7 +13,7 @@ from atlas_core.cli.options import SectionedCommand, settings_from, settings_opt
 @click.command("explain", cls=SectionedCommand)
 @settings_options(
     "hardware", "numerics", "revision", "load_format", "transcode", "dtype", "block_size", "prefix_cache", "state_snapshots", "max_seq_len", "max_batch_size",
-    "max_prefill_tokens", "max_mixed_tokens", "mixed_steps", "chat_template", "tool_call_parser", "reasoning_parser",
+    "max_prefill_tokens", "max_mixed_tokens", "mixed_steps", "attention_cost", "chat_template", "tool_call_parser", "reasoning_parser",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def command(as_json: bool, **params: Any) -> None:

@@ -1,5 +1,7 @@
 """How much of prompts a step takes, so that steps beside decodes take equally long."""
 
+from fractions import Fraction
+
 from atlas_core.scheduler.limits import Limits
 
 
@@ -8,8 +10,8 @@ class Allowance:
 
     Beside decodes a step costs what its products do and, for each prompt token, its context / ``Limits.even_context``, all of it in
     tokens without a context; ``Limits.max_mixed_tokens`` is the most. Kernels take tokens in tiles, so products cost one amount up to
-    each size of ``Limits.mixed_steps``. A prompt that does not fit gets as much as makes the most tokens for what products cost: it fills
-    a size, or leaves a part of it empty where attention would take too long, or falls back to a smaller one. It is a step's last.
+    each size of ``Limits.mixed_steps``. A prompt that does not fit fills that size within the budget which has the most tokens for what its
+    products cost, and is the step's last one. Where even the smallest size is beyond the budget, tokens count as if all cost the same.
     Integers alone, so that the same requests are cut alike everywhere.
     """
 
@@ -32,7 +34,7 @@ class Allowance:
         """Tokens that a prompt gets of ``wanted`` (one or more) behind ``context`` positions: one at least, if there are any left."""
         each, most = context if self._attends else 0, min(wanted, self._left)
         count = most
-        if most < wanted or self._products(self._tokens + most) * self._unit + most * each > self._budget:
+        if most < wanted or not self._fits(most, each):
             count = self._best(most, each)
         self._cut = count < wanted
         self._tokens += count
@@ -50,28 +52,20 @@ class Allowance:
         return cost + tokens - size
 
     def _best(self, most: int, each: int) -> int:
-        """Of the counts up to ``most`` that the budget allows, at a cost of ``each`` for attention, the one with the most tokens for its products."""
-        best, price = 0, 0
-        for allowed in self._counts(each):
-            count = min(allowed, most)
-            cost = self._products(self._tokens + count)
-            if count > 0 and (not best or (self._taken + count) * price > (self._taken + best) * cost):
-                best, price = count, cost
-        if best:
-            return best
-        # Not even the smallest size is within the budget.
-        room = min((size - self._tokens for size, _ in self._sizes if size > self._tokens), default=most)
-        return 1 if self._taken else max(1, min(most, room, self._left * self._unit // (self._unit + each)))
+        """Of the whole sizes within the budget, at a cost of ``each`` for a token's attention, the one with the most tokens for its products."""
+        counts = [min(most, size - self._tokens) for size, _ in self._sizes if size > self._tokens]
+        affordable = [count for count in [*counts, self._beyond(most, each)] if count and self._fits(count, each)]
+        if affordable:
+            return max(
+                affordable, key=lambda count: Fraction(self._taken + count, self._products(self._tokens + count))
+            )
+        return 1 if self._taken else max(1, min(*counts, most, self._left * self._unit // (self._unit + each)))
 
-    def _counts(self, each: int) -> list[int]:
-        """The most tokens for each size, and for any beyond the last one."""
-        counts = []
-        for size, cost in self._sizes:
-            free = self._budget - cost * self._unit
-            if size > self._tokens and free >= 0:
-                counts.append(min(size - self._tokens, free // each) if each else size - self._tokens)
+    def _beyond(self, most: int, each: int) -> int:
+        """The most tokens within the budget that are more than the last size holds."""
         first = max(0, (self._sizes[-1][0] if self._sizes else 0) - self._tokens)
         free = self._budget - self._products(self._tokens + first) * self._unit - first * each
-        if free >= 0:
-            counts.append(first + free // (self._unit + each))
-        return counts
+        return min(most, first + free // (self._unit + each)) if free >= 0 else 0
+
+    def _fits(self, count: int, each: int) -> bool:
+        return self._products(self._tokens + count) * self._unit + count * each <= self._budget

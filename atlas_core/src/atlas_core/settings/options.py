@@ -256,6 +256,14 @@ class Settings(Struct, frozen=True):
             unset="every token costs the same",
         ),
     ] = ()
+    attention_cost: Annotated[
+        float,
+        _option(
+            number(0.01, 100),
+            "Limits",
+            "How many times as long an operation of a prompt's attention takes in such a step as one of its products.",
+        ),
+    ] = 1.0
     max_queue: Annotated[
         int, _option(integer(0), "Limits", "Most requests that wait; further ones are answered 429.")
     ] = 128
