@@ -124,7 +124,7 @@ def test_weights_of_another_shape(atlas, model):
 def test_an_architecture_without_a_plugin(atlas, model):
     edit(model / "config.json", model_type="toyformer")
     serve(atlas, model).expect(
-        EXIT_CODES[PluginError], "'toyformer'", "installed: llama", "pip install", "atlas-model-toyformer"
+        EXIT_CODES[PluginError], "'toyformer'", "installed: ", "llama", "pip install", "atlas-model-toyformer"
     )
 
 

@@ -109,15 +109,20 @@ def _settings(facts: Facts) -> Iterator[Finding]:
 def _plugins(facts: Facts) -> Iterator[Finding]:
     if facts.conflict is not None:
         yield Finding.of("plugins", "fail", facts.conflict)
+    sound: dict[str, list[str]] = {}
     for record in facts.plugins:
         what = f"{record.group} {record.key} from {record.owner}"
-        if record.status == "broken":
+        if record.status == "ok":
+            sound.setdefault(record.group, []).append(record.key)
+        elif record.status == "broken":
             yield Finding(
                 "plugin", "warn", f"{what} is broken", record.reason,
                 f"repair or uninstall {record.dist}; atlas plugins list tells more",
             )  # fmt: skip
         else:
-            yield Finding("plugin", "ok", what if record.status == "ok" else f"{what} is left out", record.reason)
+            yield Finding("plugin", "ok", f"{what} is left out", record.reason)
+    for group, keys in sound.items():
+        yield Finding("plugins", "ok", f"{group.removeprefix('atlas.')}: {', '.join(keys)}")
 
 
 def _machines(facts: Facts) -> Iterator[Finding]:

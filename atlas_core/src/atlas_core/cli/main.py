@@ -1,6 +1,7 @@
 """The ``atlas`` command: finds the subcommand, imports only that one, and turns errors into text and exit codes."""
 
 from collections.abc import Sequence
+from difflib import get_close_matches
 from importlib import import_module
 
 import click
@@ -8,6 +9,7 @@ from click.shell_completion import CompletionItem
 
 from atlas_core import __version__
 from atlas_core.cli.commands import COMMANDS
+from atlas_core.cli.elsewhere import advice
 from atlas_core.cli.exits import INTERRUPTED, exit_code
 from atlas_core.vocab.errors import AtlasError, UsageError
 
@@ -18,6 +20,15 @@ class LazyGroup(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Every command, in the order of the table."""
         return list(COMMANDS)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does it. Raises click.UsageError with the names that look like an unknown one."""
+        near = get_close_matches(args[0], COMMANDS) if args and args[0] not in COMMANDS else []
+        if near:
+            ctx.fail(f"there is no command {args[0]!r}: did you mean {' or '.join(near)}?")
+        return super().resolve_command(ctx, args)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import the one that was asked for; None for an unknown name, which click turns into an error with near names."""
@@ -57,6 +68,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         return exit_code(UsageError(""))
+    except click.NoSuchOption as error:
+        return _report(_unknown_option(error))
     except click.UsageError as error:
         path = error.ctx.command_path if error.ctx else "atlas"
         return _report(UsageError(error.format_message(), cure=f"{path} --help lists what there is"))
@@ -67,6 +80,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except AtlasError as error:
         return _report(error)
     return code if isinstance(code, int) else 0
+
+
+def _unknown_option(error: click.NoSuchOption) -> UsageError:
+    """What other servers call so, or the names that look most like it, none of which need be what was meant."""
+    path = error.ctx.command_path if error.ctx else "atlas"
+    near = get_close_matches(error.option_name, error.possibilities or (), cutoff=0.7)
+    cure = (
+        advice(error.option_name)
+        or f"did you mean {' or '.join(near)}? " * bool(near) + f"{path} --help lists what there is"
+    )
+    return UsageError(f"{path} has no option {error.option_name}", cure=cure)
 
 
 def _report(error: AtlasError) -> int:
