@@ -39,7 +39,9 @@ def test_every_route_but_probes_asks_for_a_key(serve):
         for method in route.methods:
             response = server.http.request(method, path)
             seen.add(path)
-            assert (response.status_code == 401) == (path not in ("/health", "/ping", "/live", "/health/live")), (
+            assert (response.status_code == 401) == (
+                path not in ("/health", "/ready", "/health/ready", "/ping", "/live", "/health/live")
+            ), (
                 method,
                 path,
             )

@@ -128,9 +128,10 @@ def test_one_token_shows_that_the_engine_answers(serve, kit):
     assert server.http.get("/health_generate", headers=key).status_code == 503
 
 
-def test_life_by_both_names(serve):
+def test_life_and_readiness_by_all_their_names(serve):
     server = serve()
-    assert server.http.get("/live").json() == server.http.get("/health/live").json() == {"status": "ready"}
+    for path in ("/live", "/health/live", "/health", "/ready", "/health/ready", "/ping"):
+        assert server.http.get(path).json() == {"status": "ready"}
 
 
 def test_version(serve):

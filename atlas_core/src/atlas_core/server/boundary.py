@@ -22,7 +22,10 @@ from atlas_core.vocab.errors import AtlasError
 
 _LOG = logging.getLogger(REQUESTS)
 _GIVEN_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
-PROBES = frozenset({"/health", "/ping", "/live", "/health/live", "/metrics"})
+READINESS = ("/health", "/ready", "/health/ready", "/ping")
+LIVENESS = ("/live", "/health/live")
+"""Each under the names by which orchestrators and other servers know it, its own first."""
+PROBES = frozenset({*READINESS, *LIVENESS, "/metrics"})
 PROCESSING = "openai-processing-ms"
 """Milliseconds from the head of a request to that of its answer, under the name that OpenAI's clients write into their logs."""
 CLIENT_GONE = 499

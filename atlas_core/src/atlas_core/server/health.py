@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from atlas_core import __version__
 from atlas_core.server import shapes
-from atlas_core.server.boundary import json_response
+from atlas_core.server.boundary import LIVENESS, READINESS, json_response
 from atlas_core.server.lifecycle import Lifecycle, fault_parts
 from atlas_core.server.routes import Operation
 
@@ -20,26 +20,19 @@ class Health:
 
     def operations(self) -> list[Operation]:
         """The routes."""
+        probes = (
+            (READINESS, self.health, "Whether requests are served"),
+            (LIVENESS, self.live, "Whether a restart would not help"),
+        )
         return [
-            Operation(
-                path="/health", endpoint=self.health, summary="Whether requests are served", answer=shapes.HealthState,
-                also={503: shapes.HealthState}, tag="Server",
-                open=True, needs_model=False,
-            ),
-            Operation(
-                path="/ping", endpoint=self.health, summary="The same, for whom that is its name", answer=shapes.HealthState,
-                also={503: shapes.HealthState}, tag="Server",
-                open=True, needs_model=False,
-            ),
-            Operation(
-                path="/live", endpoint=self.live, summary="Whether a restart would not help", answer=shapes.HealthState,
-                also={503: shapes.HealthState}, tag="Server",
-                open=True, needs_model=False,
-            ),
-            Operation(
-                path="/health/live", endpoint=self.live, summary="The same, for whom that is its name", answer=shapes.HealthState,
-                also={503: shapes.HealthState}, tag="Server",
-                open=True, needs_model=False,
+            *(
+                Operation(
+                    path=path, endpoint=endpoint, answer=shapes.HealthState, also={503: shapes.HealthState}, tag="Server",
+                    summary=summary if path == paths[0] else "The same, for whom that is its name",
+                    open=True, needs_model=False,
+                )
+                for paths, endpoint, summary in probes
+                for path in paths
             ),
             Operation(
                 path="/version", endpoint=self.version, summary="The version of Atlas", answer=shapes.Version, tag="Server",
