@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from atlas_core.conformance.formats import test_format as conform
 from atlas_core.contracts.checkpoint import Checkpoint
-from atlas_core.loading.scaled import with_scales
-from atlas_core.loading.scaled_format import SCALED_E2M1, SCALED_E4M3, ScaledFormat
+from atlas_core.loading.scaled import SCALED_E2M1, SCALED_E4M3, with_scales
+from atlas_core.loading.scaled_format import ScaledFormat
 from atlas_core.vocab.dtype import DType
 from atlas_core.vocab.errors import CheckpointError
 from atlas_core.vocab.layout import StorageLayout, plain

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from atlas_core.contracts.checkpoint import Checkpoint, CheckpointReader, Pooled, Pooling
 from atlas_core.contracts.declarations import CatalogueEntry, ModelDecl
 from atlas_core.contracts.model import ModelWeightLoader, NameMap
-from atlas_core.contracts.quant import QuantFormat
+from atlas_core.contracts.quant import Assembling, QuantFormat
 from atlas_core.loading.accounting import WeightStore
 from atlas_core.loading.directory import ModelDirectory
 from atlas_core.loading.drawn import Stretch
@@ -121,7 +121,7 @@ def open_model(registry: Registry, settings: Settings, progress: Callable[[int, 
     )
     if settings.load_format == "dummy":
         return _dummy(registry, path)
-    found: Resolution[CheckpointReader] = _detect(registry, "container", lambda reader: reader.detect(path))
+    found: Resolution[CheckpointReader] = _detect(_parts(registry, "container"), lambda reader: reader.detect(path))
     guess = impostor(head(path)) if found.winner is None and path.is_file() else ""
     if guess:
         raise CheckpointError(f"{path} is not a model's file", guess, AGAIN)
@@ -144,13 +144,21 @@ def _understand(
     pooling = checkpoint.pooling if isinstance(checkpoint, Pooled) else None
     if pooling is not None:
         names = headless(names, {value.name for value in _recorded(loader, spec, hidden=True)})
+    formats = _parts(registry, "weights")
+    checkpoint, failed = _assembled(checkpoint, formats)
     found: Resolution[QuantFormat] = _detect(
-        registry, "weights", lambda fmt: fmt.detect(checkpoint.quantization, checkpoint.tensors)
+        [(name, failed.get(name, candidate)) for name, candidate in formats],
+        lambda fmt: fmt.detect(checkpoint.quantization, checkpoint.tensors),
     )
     chosen = found.require(
         f"no installed quantisation format reads the weights of {path}", "install a plugin for its format"
     )
-    store = WeightStore(checkpoint, names)
+    try:
+        store = WeightStore(checkpoint, names)
+    except CheckpointError as error:
+        # Perhaps it is there, and he who would have made one of its parts could not.
+        reasons = [f"{name}: {reason.what}: {reason.why}" for name, reason in failed.items()]
+        raise CheckpointError(error.what, "; ".join([error.why, *reasons]), error.cure) from error
     presets = read_presets(declaration.presets) if declaration.presets else []
     return Model(
         path, checkpoint, container, containers, declaration.model_type, dist,
@@ -159,8 +167,8 @@ def _understand(
     )  # fmt: skip
 
 
-def _detect(registry: Registry, part: str, ask: Callable[[Any], Verdict]) -> Resolution[Any]:
-    """Ask that part of every format; one that is broken has refused, which harms nobody whom it would have refused anyway."""
+def _parts(registry: Registry, part: str) -> list[tuple[str, Any]]:
+    """That part of every format by name; of one that is broken, the error that it is."""
     parts: list[tuple[str, Any]] = []
     for name, declaration in sorted(registry.quant_formats.items()):
         target = getattr(declaration, part)
@@ -174,6 +182,25 @@ def _detect(registry: Registry, part: str, ask: Callable[[Any], Verdict]) -> Res
         for broken in registry.broken()
         if broken.group == "atlas.quant_formats"
     ]
+    return parts
+
+
+def _assembled(checkpoint: Checkpoint, formats: list[tuple[str, Any]]) -> tuple[Checkpoint, dict[str, PluginError]]:
+    """The checkpoint with weights of several tensors as one each, and by format what kept it from doing its part."""
+    failed: dict[str, PluginError] = {}
+    for name, candidate in formats:
+        if isinstance(candidate, Assembling):
+            try:
+                checkpoint = candidate.assemble(checkpoint)
+            except AtlasError:
+                raise
+            except Exception as error:  # noqa: BLE001  a stranger's bug harms nobody who does without him
+                failed[name] = PluginError("it failed to assemble", f"{type(error).__name__}: {error}")
+    return checkpoint, failed
+
+
+def _detect(parts: Sequence[tuple[str, Any]], ask: Callable[[Any], Verdict]) -> Resolution[Any]:
+    """Ask everybody; one that is broken has refused, which harms nobody whom it would have refused anyway."""
 
     def asked(candidate: Any) -> Verdict:
         if isinstance(candidate, AtlasError):

@@ -1,10 +1,11 @@
 """QuantFormat: how a family of formats stores numbers, and the numpy decode that is the truth about it."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from atlas_core.contracts.checkpoint import Checkpoint
 from atlas_core.vocab.layout import StorageLayout
 from atlas_core.vocab.model import TensorInfo
 from atlas_core.vocab.verdict import Verdict
@@ -30,4 +31,17 @@ class QuantFormat(Protocol):
 
     def error_bound(self, layout: str) -> float:
         """Largest |decode(encode(x)) - x| of a block, relative to the block's largest |x|."""
+        ...
+
+
+@runtime_checkable
+class Assembling(Protocol):
+    """What a QuantFormat may offer besides, whose weights are stored in several tensors: codes, scales, zero points."""
+
+    def assemble(self, checkpoint: Checkpoint) -> Checkpoint:
+        """``checkpoint`` with each such weight as one tensor of a layout of this format; itself where there is none.
+
+        It is asked of every checkpoint, in whatever container, before formats are detected and weights are looked for, so it judges by
+        names and types of tensors, and reads none. Raises CheckpointError where parts of a weight do not fit together.
+        """
         ...

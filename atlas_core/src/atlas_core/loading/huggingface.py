@@ -5,11 +5,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from atlas_core.contracts.checkpoint import Checkpoint, Extent, TokenizerSource
+from atlas_core.contracts.checkpoint import Extent, TokenizerSource
 from atlas_core.loading.directory import ModelDirectory
 from atlas_core.loading.files import AGAIN, RangeFile, unreadable
 from atlas_core.loading.safetensors import BITS, Stored, read_header
-from atlas_core.loading.scaled import with_scales
 from atlas_core.vocab.dtype import DType
 from atlas_core.vocab.errors import CheckpointError
 from atlas_core.vocab.layout import StorageLayout, plain
@@ -56,14 +55,9 @@ class HuggingFaceReader:
             return Verdict.no(f"it has no *.safetensors{f', only {pickles[0]}, a pickle' if pickles else ''}")
         return Verdict.yes(0, "config.json and safetensors files")
 
-    def open(self, path: Path) -> Checkpoint:
-        """Read config.json and the header of every shard; weights with scales are one tensor each. Raises CheckpointError."""
-        checkpoint = HuggingFaceCheckpoint(path)
-        try:
-            return with_scales(checkpoint)
-        except BaseException:
-            checkpoint.close()
-            raise
+    def open(self, path: Path) -> "HuggingFaceCheckpoint":
+        """Read config.json and the header of every shard. Raises CheckpointError."""
+        return HuggingFaceCheckpoint(path)
 
 
 class HuggingFaceCheckpoint:

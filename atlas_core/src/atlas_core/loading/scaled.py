@@ -17,12 +17,17 @@ from pathlib import Path
 import numpy as np
 
 from atlas_core.contracts.checkpoint import Checkpoint, Pooled, Pooling, TokenizerSource
-from atlas_core.loading.scaled_format import E2M1_BLOCK, E4M3_BLOCK, SCALED_E2M1, SCALED_E4M3
 from atlas_core.ops.arrays import numpy_dtype
 from atlas_core.vocab.errors import CheckpointError
 from atlas_core.vocab.layout import StorageLayout
 from atlas_core.vocab.model import TensorInfo
 
+SCALED_E4M3 = StorageLayout("e4m3_f32_32", 32, 36)
+"""A float32 scale, then 32 numbers of float8 e4m3."""
+SCALED_E2M1 = StorageLayout("e2m1_f32_16", 16, 12)
+"""A float32 scale, then 16 numbers of float4 e2m1, of each byte the low half first."""
+E4M3_BLOCK = np.dtype([("scale", "<f4"), ("codes", "u1", 32)])
+E2M1_BLOCK = np.dtype([("scale", "<f4"), ("codes", "u1", 8)])
 _ASIDE = (".input_scale", ".input_global_scale", ".k_scale", ".v_scale", ".q_scale", ".output_scale")
 _CURE = "use another copy of the model"
 

@@ -6,19 +6,14 @@ from typing import Any
 
 import numpy as np
 
+from atlas_core.contracts.checkpoint import Checkpoint
+from atlas_core.loading.scaled import E2M1_BLOCK, E4M3_BLOCK, SCALED_E2M1, SCALED_E4M3, with_scales
 from atlas_core.ops.arrays import numpy_dtype
 from atlas_core.vocab.dtype import DType
 from atlas_core.vocab.errors import CheckpointError
 from atlas_core.vocab.layout import StorageLayout
 from atlas_core.vocab.model import TensorInfo
 from atlas_core.vocab.verdict import Verdict
-
-SCALED_E4M3 = StorageLayout("e4m3_f32_32", 32, 36)
-"""A float32 scale, then 32 numbers of float8 e4m3."""
-SCALED_E2M1 = StorageLayout("e2m1_f32_16", 16, 12)
-"""A float32 scale, then 16 numbers of float4 e2m1, of each byte the low half first."""
-E4M3_BLOCK = np.dtype([("scale", "<f4"), ("codes", "u1", 32)])
-E2M1_BLOCK = np.dtype([("scale", "<f4"), ("codes", "u1", 8)])
 
 _E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
 _SIGNED = np.concatenate([_E2M1, -_E2M1])
@@ -42,6 +37,10 @@ class ScaledFormat:
         return (
             Verdict.yes(0, f"tensors are read as {', '.join(found)}") if found else Verdict.no("no tensor has scales")
         )
+
+    def assemble(self, checkpoint: Checkpoint) -> Checkpoint:
+        """See contracts.quant.Assembling."""
+        return with_scales(checkpoint)
 
     def decode(self, layout: str, data: bytes | memoryview, shape: tuple[int, ...]) -> np.ndarray:
         """float32 of ``shape``: one product each. Raises CheckpointError on another layout or size."""

@@ -1,4 +1,4 @@
-"""The page for authors of models: its excerpts, its script, its messages, and its words are what there is."""
+"""The pages for authors of models and of formats: their excerpts, scripts, messages and words are what there is."""
 
 import ast
 import json
@@ -8,13 +8,22 @@ from pathlib import Path
 
 import pytest
 
+from atlas_core.contracts.quant import QuantFormat
 from atlas_core.model.builder import ForwardBuilder
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "writing-a-model-plugin.md").read_text(encoding="utf-8")
 EXAMPLE = ROOT / "atlas_model_minimax"
 TINY = ROOT / "tests" / "data" / "tiny" / "minimax_m2"
-BLOCKS = dict(re.findall(r"^<!-- (\w+: .+?) -->\n```\w*\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL))
+FORMATS = (ROOT / "docs" / "writing-a-quant-format.md").read_text(encoding="utf-8")
+
+
+def named(page: str) -> list[tuple[str, str]]:
+    """Blocks of code under a name; files may be shown in several pieces."""
+    return re.findall(r"^<!-- (\w+: .+?) -->\n```\w*\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+
+
+BLOCKS = dict(named(PAGE))
 FAULTS = {
     "unread": {"mystery_scale": 2},
     "unknown": {"scoring_func": "softmax"},
@@ -34,10 +43,11 @@ def family(installed, tmp_path_factory):
     return installed(EXAMPLE, tmp_path_factory.mktemp("family") / "site")
 
 
-def test_excerpts_are_what_the_files_say():
-    shown = {name.removeprefix("file: "): text for name, text in BLOCKS.items() if name.startswith("file: ")}
-    assert len(shown) >= 5
-    for name, text in shown.items():
+@pytest.mark.parametrize(("page", "least"), [(PAGE, 5), (FORMATS, 5)], ids=["model", "format"])
+def test_excerpts_are_what_the_files_say(page, least):
+    shown = [(name.removeprefix("file: "), text) for name, text in named(page) if name.startswith("file: ")]
+    assert len(shown) >= least
+    for name, text in shown:
         content = (ROOT / name).read_text(encoding="utf-8")
         # Lines within a function stand further left on the page, and may be broken elsewhere.
         assert "".join(text.split()) in "".join(content.split()), f"{name} does not read\n{text}"
@@ -64,6 +74,18 @@ def test_the_example_needs_no_more_than_the_page_says():
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("atlas"):
                 assert f"{node.module}.".startswith(tuple(f"{name}." for name in allowed)), f"{path}: {node.module}"
+
+
+def test_the_proof_of_a_format_holds(formats):
+    said = formats.run("-c", dict(named(FORMATS))["script: proof"])
+    assert said.code == 0, said.text
+
+
+def test_the_page_names_every_member_of_a_format():
+    members = {name for name in (*vars(QuantFormat), *QuantFormat.__annotations__) if not name.startswith("_")} - {
+        "name"
+    }
+    assert [name for name in members if not re.search(rf"^\| `{name}\b", FORMATS, re.MULTILINE)] == []
 
 
 def test_the_proof_holds(family):
