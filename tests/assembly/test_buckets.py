@@ -1,16 +1,23 @@
 """The closed list of captured shapes: whatever the scheduler plans has a graph, and full mixed steps have one of their own size."""
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atlas_core.assembly.plan import buckets, mixed_steps
+from atlas_core.assembly.machine import choose_machine
+from atlas_core.assembly.model import open_model
+from atlas_core.assembly.plan import buckets, make_limits, make_plan, mixed_steps
+from atlas_core.model.work import even_context
 from atlas_core.ops.step import SlotLayout
+from atlas_core.plugins import discover
 from atlas_core.scheduler.limits import Limits
-from atlas_core.settings import Settings
+from atlas_core.settings import Settings, read_settings
 from atlas_core.vocab.errors import UsageError
 
 SHORT = 1024
+TINY = Path(__file__).parents[1] / "data" / "tiny" / "llama"
 
 
 def listed(rows=40, prefill=8192, mixed=None, longest=9216, bucketed=True, steps=()):
@@ -78,3 +85,21 @@ def test_short_prompts_are_captured_in_steps_of_fitting_sizes():
 def test_a_backend_that_reads_counts_everywhere_has_one():
     limits, (only,) = listed(bucketed=False)
     assert only.tokens == limits.max_step_tokens
+
+
+def test_a_machine_proposes_sizes_and_what_attention_takes():
+    registry, asked = discover(), {"hardware": "hopper", "model": str(TINY), "transcode": "bf16", "max_seq_len": "256"}
+    machine, found = choose_machine(registry, "hopper"), []
+    for more in ({}, {"attention_cost": "1"}, {"mixed_steps": ("64", "96:80")}):
+        settings = read_settings(asked | more, {})
+        model = open_model(registry, settings, lambda done, total, note: None)
+        plan = make_plan(model, machine, settings)
+        found.append(make_limits(model, plan.settings, plan.layout, 256, (64,), plan.program))
+        model.checkpoint.close()
+        first = found[-1].mixed_steps[0][0]
+        alike = even_context(plan.program, found[-1].max_mixed_tokens, first)
+        assert found[-1].even_context == round(alike / plan.settings.attention_cost)
+    proposed, even, own = found
+    assert proposed.mixed_steps == even.mixed_steps == ((256, 290), (384, 384), (512, 488))
+    assert proposed.even_context < even.even_context
+    assert own.mixed_steps == ((64, 64), (96, 80))
