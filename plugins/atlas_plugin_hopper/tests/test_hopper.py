@@ -1,5 +1,6 @@
 """Hopper's own implementations: which tiles they choose, what they take, and that launches fit declarations and device."""
 
+import re
 import struct
 from collections.abc import Sequence
 
@@ -30,7 +31,7 @@ from atlas_plugin_hopper.fused import fused_ops as of_hopper
 from atlas_plugin_hopper.implementations import implementations
 from atlas_plugin_hopper.moe_chains import BLOCKS
 from atlas_plugin_hopper.moe_chains import Sizes as MoeSizes
-from atlas_plugin_hopper.prompt_layers import GATE_UP, TALL
+from atlas_plugin_hopper.prompt_layers import GATE_UP, QKV, SLIM, TALL, TALL_HEADS
 from atlas_plugin_hopper.prompts import INSTANCES, NARROW, NARROW_PARTS, TALL_PARTS, WIDE, CopiedByEngine, Tiles
 from atlas_plugin_hopper.skinny import GATE_UP_ROWS, LINEAR_ROWS, LINEARS_ROWS, QKV_ROWS
 from atlas_plugin_hopper.tiles import Tiling, tiling
@@ -39,6 +40,7 @@ H100 = Limits(1024, (1024, 1024, 64), (2**31 - 1, 65535, 65535), 227 * 1024, 16)
 STATIC = 1024
 BESIDE = "moe_shared_add_beside"
 LAYERS = 2
+TOKENS_OF_A_TILE = re.compile(r"(gate_up_tma|append_tma_\d+)_\d+$")
 
 
 class CheckingBackend(NullBackend):
@@ -106,7 +108,7 @@ def launches(step: Step) -> list[NullLaunch]:
 )
 def test_a_layer_of_a_prompt_is_seven_launches_that_fit(shape: DecoderShape, tokens: int, element: DType) -> None:
     found = steps(tokens, element, shape)
-    names = [step.implementation.name.removesuffix(".f16").removesuffix("_192") for step in found]
+    names = [TOKENS_OF_A_TILE.sub(r"\1", step.implementation.name.removesuffix(".f16")) for step in found]
     before = f"norm_qkv_{'heads_' if shape.head_norm else ''}rope_append_tma_{shape.head_dim}"
     assert names.count(before) == names.count("norm_gate_up_tma") == LAYERS
     for step in found:
@@ -144,11 +146,16 @@ def test_products_of_prompts_have_the_tiles_that_fill_the_machine(
 
 
 @pytest.mark.parametrize(
-    ("tokens", "chosen"), [(256, WIDE), (257, TALL), (384, TALL), (385, WIDE), (512, WIDE), (2048, WIDE)]
+    ("tokens", "chosen"), [(256, SLIM), (257, TALL), (384, TALL), (385, SLIM), (512, SLIM), (2048, WIDE)]
 )
 def test_gate_and_up_of_three_tiles_of_tokens_are_two_tall_ones(tokens: int, chosen: Tiles) -> None:
     best = min(GATE_UP, key=lambda tiles: tiles.time(tokens, 2 * 14336, 4096))
     assert best is chosen
+
+
+@pytest.mark.parametrize(("tokens", "chosen"), [(256, NARROW), (257, TALL_HEADS), (384, TALL_HEADS), (512, WIDE)])
+def test_q_k_v_of_few_tokens_are_one_round_of_the_smallest_tiles(tokens: int, chosen: Tiles) -> None:
+    assert min(QKV[128], key=lambda tiles: tiles.time(tokens, 6144, 4096)) is chosen
 
 
 def test_sums_are_handed_over_through_scratch_and_flags_that_begin_at_zero() -> None:
