@@ -11,10 +11,10 @@ Scales of activations and of the cache are left aside: neither is rounded to wha
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from msgspec import Struct
 
 from atlas_core.contracts.checkpoint import Checkpoint, Pooled, Pooling, TokenizerSource
 from atlas_core.ops.arrays import numpy_dtype
@@ -32,8 +32,7 @@ _ASIDE = (".input_scale", ".input_global_scale", ".k_scale", ".v_scale", ".q_sca
 _CURE = "use another copy of the model"
 
 
-@dataclass(frozen=True, slots=True)
-class _Weight:
+class _Weight(Struct, frozen=True):
     """``codes`` are scaled by ``scales``, one for each ``tile`` (rows, columns) of the weight of ``shape``; ``whole`` is for all of it."""
 
     codes: str
