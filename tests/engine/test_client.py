@@ -260,7 +260,7 @@ def test_a_lost_device_faults_every_stream(make, caplog, monkeypatch):
     asyncio.run(scenario())
     (record,) = caplog.records
     assert (record.name, record.levelname) == ("atlas.engine", "ERROR")
-    assert record.getMessage() == "the engine has failed: the device is lost\nthe test said so"
+    assert record.getMessage() == "the engine has failed: the device is lost; the test said so"
 
 
 def test_a_defect_leaves_its_traceback_in_the_log(caplog, monkeypatch):

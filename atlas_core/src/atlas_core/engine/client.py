@@ -310,7 +310,7 @@ class _Client(ABC):
         """The engine is of no more use, for this reason; the first one counts."""
         if self._fault is None and self.state != "gone":
             if self._info is not None:  # before, whoever starts it tells
-                _LOG.error("the engine has failed: %s", "\n".join(filter(None, (error.what, error.why, error.cure))))
+                _LOG.error("the engine has failed: %s", "; ".join(filter(None, (error.what, error.why, error.cure))))
             self._fault = error
             self.state = "faulted"
             self._end_streams()
