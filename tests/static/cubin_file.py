@@ -1,4 +1,4 @@
-"""A cubin, which is an ELF64 file: what is wanted of its header and its symbols. Fields as in the ELF-64 object file format."""
+"""A cubin, which is an ELF64 file: what is wanted of its header, its sections and its symbols. Fields as in the ELF-64 object file format."""
 
 import struct
 from dataclasses import dataclass
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 _MACHINE_CUDA = 190
 _SYMBOL_TABLE = 2
 _FUNCTION = 2
+_CODE = ".text."
 _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 _SECTION = struct.Struct("<IIQQQQIIQQ")
 _SYMBOL = struct.Struct("<IBBHQQ")
@@ -30,6 +31,14 @@ class Cubin:
         offset, flags, size, count = header[6], header[7], header[11], header[12]
         self.sm = flags >> 8 & 0xFF
         sections = [_SECTION.unpack_from(data, offset + i * size) for i in range(count)]
+        names = sections[header[13]][4]
+        named = {_text(data, names + section[0]): section for section in sections}
+        self.code = {
+            name.removeprefix(_CODE): data[section[4] : section[4] + section[5]]
+            for name, section in named.items()
+            if name.startswith(_CODE)
+        }
+        """Machine code by function."""
         self.symbols = [
             _symbol(data, at, sections[section[6]][4])
             for section in sections
@@ -45,5 +54,8 @@ class Cubin:
 
 def _symbol(data: bytes, at: int, strings: int) -> Symbol:
     name, info, _, section, _, _ = _SYMBOL.unpack_from(data, at)
-    start = strings + name
-    return Symbol(data[start : data.index(b"\0", start)].decode(), info & 0xF == _FUNCTION, section != 0)
+    return Symbol(_text(data, strings + name), info & 0xF == _FUNCTION, section != 0)
+
+
+def _text(data: bytes, start: int) -> str:
+    return data[start : data.index(b"\0", start)].decode()

@@ -6,7 +6,9 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -23,8 +25,11 @@ from atlas_core.vocab.errors import KernelError
 from atlas_nvidia.toolchain import NvidiaComputeTarget
 
 ROOTS = [KernelRoot(package) for package in ("atlas_nvidia", "atlas_plugin_gb10", "atlas_plugin_hopper")]
-_FUNCTION = re.compile(r"^\.text\.(?P<name>\w+):$")
-_OPCODE = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?(?P<opcode>[A-Z][A-Za-z0-9_.]*)")
+_INSTRUCTION = re.compile(
+    r"^\s+/\*(?P<offset>[0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?(?P<opcode>[A-Z][A-Za-z0-9_.]*)", re.MULTILINE
+)
+_WIDTH = 16
+"""Bytes of an instruction, of every architecture since Volta."""
 
 
 class _Strict(NvidiaComputeTarget):
@@ -67,7 +72,7 @@ class GpuBuilds:
         self.target = _Strict()
         self.places = _Elsewhere(places, root)
         self._records: dict[tuple[str, str], dict[str, CompiledModule]] = {}
-        self._code: dict[str, dict[str, list[str]]] = {}
+        self._opcodes: dict[tuple[str, str], dict[str, dict[str, list[str]]]] = {}
         self._root = root
 
     def compiler(self) -> Compiler:
@@ -113,33 +118,50 @@ class GpuBuilds:
         self.target.compile(compiler, source, output, arch, (), (), forced)
         return output
 
-    def opcodes(self, cubin: Path) -> dict[str, list[str]]:
-        """Every instruction's opcode with its modifiers, by function, in order."""
-        # A disassembler takes as long as a compiler: what it says is kept by the bytes that it speaks of.
-        key = hashlib.sha256(cubin.read_bytes()).hexdigest()
-        if key not in self._code:
-            kept = self._root / "disassembled" / f"{key}.json"
-            if not kept.exists():
-                kept.parent.mkdir(exist_ok=True)
-                fresh = kept.with_suffix(f".{os.getpid()}")
-                fresh.write_text(json.dumps(_disassembled(cubin)))
-                fresh.replace(kept)
-            self._code[key] = json.loads(kept.read_text())
-        return self._code[key]
+    def opcodes(self, hardware: str, arch: str) -> dict[str, dict[str, list[str]]]:
+        """Every instruction's opcode with its modifiers, in order, by module and function."""
+        if (hardware, arch) not in self._opcodes:
+            paths = {module: self.path(hardware, arch, module) for module in self.records(hardware, arch)}
+            self._opcodes[hardware, arch] = self._disassemble(paths, arch)
+        return self._opcodes[hardware, arch]
+
+    def opcodes_alone(self, cubin: Path, arch: str) -> dict[str, list[str]]:
+        """The same of one binary, by function."""
+        return self._disassemble({"alone": cubin}, arch)["alone"]
+
+    def _disassemble(self, cubins: Mapping[str, Path], arch: str) -> dict[str, dict[str, list[str]]]:
+        """What a disassembler says is kept between runs by the bytes that it speaks of."""
+        folder = self._root / "disassembled"
+        folder.mkdir(exist_ok=True)
+        data = {name: path.read_bytes() for name, path in cubins.items()}
+        kept = {name: folder / f"{hashlib.sha256(content).hexdigest()}.json" for name, content in data.items()}
+        missing = {name: Cubin(data[name]).code for name, path in kept.items() if not path.exists()}
+        for name, functions in disassembled(missing, arch).items():
+            fresh = kept[name].with_suffix(f".{os.getpid()}")
+            fresh.write_text(json.dumps(functions))
+            fresh.replace(kept[name])
+        return {name: json.loads(path.read_text()) for name, path in kept.items()}
 
 
-def _disassembled(cubin: Path) -> dict[str, list[str]]:
+def disassembled(code: Mapping[str, Mapping[str, bytes]], arch: str) -> dict[str, dict[str, list[str]]]:
+    """Opcodes of machine code by module and function, in one run: nvdisasm takes longer to start than to read a binary."""
     nvidia = pytest.importorskip("nvidia", reason="needs nvcc's disassembler: pip install nvidia-cuda-nvdisasm")
     found = [path for folder in nvidia.__path__ for path in Path(folder).glob("*/bin/nvdisasm")]
     if not found:
         pytest.skip("needs nvcc's disassembler: pip install nvidia-cuda-nvdisasm")
-    text = subprocess.run([found[0], "-c", cubin], check=True, capture_output=True, text=True).stdout
-    functions: dict[str, list[str]] = {}
-    current: list[str] = []
-    for line in text.splitlines():
-        if name := _FUNCTION.match(line):
-            current = functions.setdefault(name["name"], [])
-        elif opcode := _OPCODE.match(line):
-            current.append(opcode["opcode"])
-    assert functions, f"nvdisasm says nothing of {cubin}"
-    return functions
+    if not code:
+        return {}
+    texts = [(module, name, text) for module, functions in code.items() for name, text in functions.items()]
+    with tempfile.NamedTemporaryFile() as raw:
+        raw.writelines(text for _, _, text in texts)
+        raw.flush()
+        command = [found[0], "--no-dataflow", "--binary", arch.replace("sm_", "SM"), raw.name]
+        said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    opcodes = {int(line["offset"], 16): line["opcode"] for line in _INSTRUCTION.finditer(said)}
+    assert list(opcodes) == list(range(0, sum(len(text) for _, _, text in texts), _WIDTH))
+    stream = iter(opcodes.values())
+    result: dict[str, dict[str, list[str]]] = {module: {} for module in code}
+    for module, name, text in texts:
+        result[module][name] = list(islice(stream, len(text) // _WIDTH))
+    assert all(result.values()), "a module without a function"
+    return result

@@ -128,8 +128,8 @@ def test_the_gate_sees_a_call_of_the_driver(builds, tmp_path):
 
 @targets
 def test_no_thread_keeps_an_array_in_local_memory(builds, hardware, arch):
-    for name in builds.records(hardware, arch):
-        for function, opcodes in builds.opcodes(builds.path(hardware, arch, name)).items():
+    for name, functions in builds.opcodes(hardware, arch).items():
+        for function, opcodes in functions.items():
             assert LOCAL.isdisjoint(opcode.partition(".")[0] for opcode in opcodes), (name, function)
 
 
@@ -140,7 +140,8 @@ def test_the_gate_sees_an_array_in_local_memory(builds, tmp_path):
         'extern "C" __global__ void k(int* x) { int a[64]; for (int i = 0; i < 64; ++i) a[x[i] & 63] = x[64 + i]; '
         "*x = a[x[128] & 63]; }"
     )
-    functions = builds.opcodes(builds.compile_alone(source, "sm_121a", tmp_path / "indexed.cubin"))
+    cubin = builds.compile_alone(source, "sm_121a", tmp_path / "indexed.cubin")
+    functions = builds.opcodes_alone(cubin, "sm_121a")
     assert {opcode.partition(".")[0] for opcode in functions["k"]} >= LOCAL
 
 
@@ -156,7 +157,7 @@ def test_sources_become_the_instructions_that_they_rest_on(builds, hardware, arc
         element = "" if "ELEMENT_F16" in dict(unit.defines) else ".BF16"
         products = {f"{opcode}{element}" for opcode in expected & {PRODUCTS, WIDE_PRODUCTS}}
         others = expected - {PRODUCTS, WIDE_PRODUCTS, ANY_WIDE}
-        for function, opcodes in builds.opcodes(builds.path(hardware, arch, unit.module)).items():
+        for function, opcodes in builds.opcodes(hardware, arch)[unit.module].items():
             found = {opcode if opcode.startswith(TENSOR) else opcode.partition(".")[0] for opcode in opcodes}
             assert others <= found, (unit.module, function)
             tensor = {opcode for opcode in found if opcode.startswith(TENSOR)}
@@ -176,21 +177,21 @@ def test_every_kernel_of_a_step_waits_for_its_predecessor(builds, hardware, arch
     for unit in builds.tree.units(hardware):
         if unit.module == "nvfp4_convert":  # no part of a step
             continue
-        functions = builds.opcodes(builds.path(hardware, arch, unit.module))
+        functions = builds.opcodes(hardware, arch)[unit.module]
         assert set(functions) == {entry.name for entry in unit.entries}
         assert [name for name, opcodes in functions.items() if ALONE not in opcodes] == [], unit.module
 
 
 @on_sm_12x
 def test_e2m1_conversions_are_one_instruction_and_twins_none(builds, hardware, arch):
-    functions = builds.opcodes(builds.path(hardware, arch, "nvfp4_convert"))
+    functions = builds.opcodes(hardware, arch)["nvfp4_convert"]
     for entry, opcode in E2M1.items():
         assert opcode in functions[entry]
         assert not any("E2M1" in found for found in functions[f"{entry}_twin"])
 
 
 def test_elsewhere_e2m1_conversions_are_their_twins(builds):
-    functions = builds.opcodes(builds.path("gb10", "sm_90a", "nvfp4_convert"))
+    functions = builds.opcodes("gb10", "sm_90a")["nvfp4_convert"]
     assert not any("E2M1" in opcode for opcodes in functions.values() for opcode in opcodes)
     for entry in E2M1:
         assert functions[entry] == functions[f"{entry}_twin"]
@@ -198,7 +199,9 @@ def test_elsewhere_e2m1_conversions_are_their_twins(builds):
 
 @on_sm_12x
 def test_narrow_products_are_single_tensor_core_instructions(builds, hardware, arch, tmp_path):
-    functions = builds.opcodes(builds.compile_alone(PROBES / "narrow_mma.cu", arch, tmp_path / "narrow.cubin"))
+    functions = builds.opcodes_alone(
+        builds.compile_alone(PROBES / "narrow_mma.cu", arch, tmp_path / "narrow.cubin"), arch
+    )
     assert "OMMA.SF.16864.F32.E2M1.E2M1.UE4M3.4X" in functions["nvfp4"]
     assert "QMMA.16832.F32.E4M3.E2M1" in functions["e4m3_e2m1"]
 

@@ -163,8 +163,9 @@ def _resources(built: Built) -> str:
 def _trial(command: _Command) -> _Command:
     command = click.option("--json", "as_json", is_flag=True, help="Print JSON.")(command)
     command = click.option(
-        "--filter", "text", default="", help="Only trials whose id OP[implementation](label) contains this."
-    )(command)
+        "--filter", "text", default="",
+        help="Only trials whose id OP[implementation](label) contains this; with 'OP[', others are not even prepared.",
+    )(command)  # fmt: skip
     return click.option(
         "--hw", "hardware", envvar="ATLAS_TARGET_HW", default="*", show_default=True, help="Hardware; * and ? match."
     )(command)

@@ -1,8 +1,8 @@
 // Prints the bits of products in every block format, of made-up rows and weights, and of attention: the same program on every
 // processor.
 
-#include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "attention_fast.cpp"
 #include "products.h"
@@ -13,6 +13,27 @@ uint32_t state = 1;
 
 // Numerical Recipes' linear congruential generator.
 uint32_t next() { return state = state * 1664525u + 1013904223u; }
+
+char* put(char* to, const char* text) {
+    while (*text) *to++ = *text++;
+    return to;
+}
+
+char* put(char* to, uint32_t value, uint32_t base, int digits) {
+    for (int i = digits; i-- > 0; value /= base) to[i] = "0123456789abcdef"[value % base];
+    return to + digits;
+}
+
+// One line: a name, how many rows or tokens, the index of a value, its bits.
+void show_value(const char* name, int rows, int index, float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    char line[64], *end = put(line, name);
+    end = put(put(end, " "), static_cast<uint32_t>(rows), 10, 2);
+    end = put(put(end, " "), static_cast<uint32_t>(index), 10, 5);
+    end = put(put(put(end, " "), bits, 16, 8), "\n");
+    if (write(1, line, static_cast<size_t>(end - line)) != end - line) __builtin_trap();
+}
 
 template <class Format>
 void show(const char* name, int rows, int width) {
@@ -38,11 +59,7 @@ void show(const char* name, int rows, int width) {
     const Target target = {Target::kStore, y, nullptr, kLanes, 0, kLanes};
     uint8_t* panel = static_cast<uint8_t*>(aligned_alloc(64, panel_bytes(kColumns)));
     multiply_group<Format>(Prepared{base, kColumns, width}, rows, group, panel, target);
-    for (int i = 0; i < rows * kLanes; ++i) {
-        uint32_t bits;
-        memcpy(&bits, y + i, sizeof bits);
-        printf("%s %d %d %08x\n", name, rows, i, bits);
-    }
+    for (int i = 0; i < rows * kLanes; ++i) show_value(name, rows, i, y[i]);
     free(group), free(base), free(y), free(panel);
 }
 
@@ -64,11 +81,7 @@ void attend_over_pages(int tokens) {
     const int32_t cu_q[2] = {0, tokens}, row_slot[1] = {0};
     fast_paged_attention(counts, q, cu_q, row_slot, state, cache, y, kHeads, 1, kDim, kPage, kStride, kTable, 16,
                          0, 0.158f, 0, 1);
-    for (int i = 0; i < tokens * kHeads * kDim; ++i) {
-        uint32_t bits;
-        memcpy(&bits, y + i, sizeof bits);
-        printf("attention %d %d %08x\n", tokens, i, bits);
-    }
+    for (int i = 0; i < tokens * kHeads * kDim; ++i) show_value("attention", tokens, i, y[i]);
 }
 
 }  // namespace
