@@ -16,7 +16,7 @@ serve: kernels            ## serve MODEL on PORT
 	@$(BIN)/atlas serve $(MODEL) --port $(PORT)
 
 test: kernels clients     ## every test that needs no GPU
-	@$(BIN)/python -m pytest -q -n 2 --dist loadfile
+	@$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
 check: $(VENV)/.tools     ## style, types, layers, declared dependencies
 	@$(BIN)/ruff check && $(BIN)/ruff format --check && $(BIN)/mypy && $(BIN)/mypy --explicit-package-bases bench && \

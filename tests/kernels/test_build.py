@@ -2,6 +2,7 @@
 
 import json
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -55,7 +56,7 @@ class FakeTarget:
         text = source.read_text()
         if "broken" in text:
             raise KernelError(f"{source} is broken")
-        assert "scale [('ptr<const float>', 'x')" in forced.read_text()
+        assert " [('ptr<const float>', 'x')" in forced.read_text()
         self.compiled.append((output.stem, arch, tuple(flags)))
         output.write_text(f"{arch} {text}")
         entry = text.split()[-1]
@@ -86,6 +87,55 @@ def test_a_second_build_compiles_nothing(make_tree):
     assert manifest.stat().st_mtime_ns == before
     assert compiled_archs(tree, places, "toy") == ("one-resolved",)
     assert {path.name for path in manifest.parent.iterdir()} == {".lock", "manifest.json", "scale.bin"}
+
+
+YOUNGER = {
+    "young/mini/HARDWARE.toml": HARDWARE.replace('name = "toy"', 'name = "mini"\nextends = "toy"'),
+    "young/mini/common/KERNEL.toml": MANIFEST.replace("scale", "shift"),
+    "young/mini/common/shift.cpp": "shift",
+}
+
+
+def build_both(make_tree, files):
+    """The hardware mini, when toy, which it extends, has been built."""
+    tree, places = make_tree(files)
+    target = FakeTarget()
+    told = {}
+    for machine in ("toy", "mini"):
+        (job,) = (
+            one for one in jobs(tree, {"fake": target}, Selection(machine, archs=("one",))) if one.layer == "common"
+        )
+        told[machine] = {built.module: built for built in Builder(tree, places, {"fake": target}).build(job)}
+    return told["mini"], [stem for stem, _, _ in target.compiled], places
+
+
+def test_what_is_inherited_as_it_is_is_copied(make_tree):
+    built, compiled, places = build_both(make_tree, FILES | YOUNGER)
+    assert {module: one.state for module, one in built.items()} == {"scale": "copied", "shift": "built"}
+    assert compiled == ["scale", "shift"]
+    folders = [
+        places.compiled(package, name, "one-resolved", "common")
+        for package, name in (("machine", "toy"), ("young", "mini"))
+    ]
+    assert len({(folder / "scale.bin").read_bytes() for folder in folders}) == 1
+    assert set(load((folders[1] / "manifest.json").read_text(), "m").modules) == {"scale", "shift"}
+
+
+def test_what_is_inherited_with_other_flags_is_built(make_tree):
+    other = {"young/mini/HARDWARE.toml": YOUNGER["young/mini/HARDWARE.toml"] + "flags = ['-DMINI']\n"}
+    built, compiled, _ = build_both(make_tree, FILES | YOUNGER | other)
+    assert {module: one.state for module, one in built.items()} == {"scale": "built", "shift": "built"}
+    assert sorted(compiled) == ["scale", "scale", "shift"]
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b"cut")], ids=["lost", "cut"])
+def test_a_binary_that_is_not_the_recorded_one_is_not_copied(make_tree, damage):
+    tree, places = make_tree(FILES | YOUNGER)
+    build(make_tree, {}, FakeTarget(), Selection("toy", archs=("one",)))
+    damage(places.compiled("machine", "toy", "one-resolved", "common") / "scale.bin")
+    target = FakeTarget()
+    (job,) = jobs(tree, {"fake": target}, Selection("mini", archs=("one",)))
+    assert {one.state for one in Builder(tree, places, {"fake": target}).build(job)} == {"built"}
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Kernels of this machine, built once, and a bench that runs one op on poisoned buffers with sentinels around them."""
 
 import ctypes
+import os
 import platform
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -39,7 +40,7 @@ def built(arch: str) -> KernelLibrary:
     tree, places = scan([KernelRoot("atlas_plugin_cpu")])
     target = CpuComputeTarget()
     (job,) = jobs(tree, {"cpu": target}, Selection(hardware="cpu", archs=(arch,)))
-    Builder(tree, places, {"cpu": target}).build(job)
+    Builder(tree, places, {"cpu": target}, workers=os.cpu_count() or 1).build(job)
     return KernelLibrary(tree, places, Target("cpu", job.arch))
 
 

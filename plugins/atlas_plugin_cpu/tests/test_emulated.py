@@ -25,6 +25,7 @@ FOREIGN = [name for name, arch in ARCHS.items() if arch.machine == "aarch64"]
 OWN = [name for name, arch in ARCHS.items() if arch.machine == "x86_64"]
 
 
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 ZIG = (sys.executable, "-m", "ziglang")
 # Of the file that stands in for a C library.
 ALONE = ("-ffreestanding", "-fno-builtin", "-fno-stack-protector")
@@ -68,7 +69,6 @@ def expected(least):
     return printed(least)
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("arch", OWN)
 def test_products_have_the_same_bits_here(arch, least, expected, tmp_path):
     if missing := missing_features(arch):
@@ -77,7 +77,6 @@ def test_products_have_the_same_bits_here(arch, least, expected, tmp_path):
     assert printed(least if arch == least.name else built(arch, tmp_path)) == expected
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.skipif(shutil.which("qemu-aarch64") is None, reason="needs qemu-aarch64")
 @pytest.mark.parametrize("arch", FOREIGN)
 def test_products_have_the_same_bits_on_another_machine(arch, expected, tmp_path):

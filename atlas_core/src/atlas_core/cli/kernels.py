@@ -136,7 +136,7 @@ def build(
     tree, places = scan(registry.kernel_roots())
     _warn(tree)
     targets = toolchains(registry)
-    counts = {"built": 0, "kept": 0}
+    counts = {"built": 0, "copied": 0, "kept": 0}
 
     def tell(built: Built) -> None:
         counts[built.state] += 1
@@ -149,7 +149,8 @@ def build(
     builder = Builder(tree, places, targets, workers or os.cpu_count() or 1, tell)
     for job in jobs(tree, targets, Selection(hardware, model, quant, tuple(archs))):
         builder.build(job)
-    click.echo(f"kernels: {counts['built']} built, {counts['kept']} up to date")
+    copied = f", {counts['copied']} copied from what is extended" if counts["copied"] else ""
+    click.echo(f"kernels: {counts['built']} built{copied}, {counts['kept']} up to date")
 
 
 def _resources(built: Built) -> str:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from atlas_core.contracts.compute_target import Compiler, CompileReport, ComputeTarget
 from atlas_core.kernels.closure import closure, content_key, source_key
@@ -42,7 +43,10 @@ class Job(Struct, frozen=True):
 
 
 class Built(Struct, frozen=True):
-    """What became of one module: ``built`` or ``kept``. ``log`` is what the compiler said beside errors."""
+    """What became of one module: ``built``, ``kept``, or ``copied`` from a hardware that is extended.
+
+    ``log`` is what the compiler said beside errors.
+    """
 
     job: Job
     module: str
@@ -117,10 +121,10 @@ def _locked(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def _write(path: Path, text: str) -> None:
+def _write(path: Path, content: bytes) -> None:
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".new-")
-    with os.fdopen(descriptor, "w", encoding="utf-8") as handle:
-        handle.write(text)
+    with os.fdopen(descriptor, "wb") as handle:
+        handle.write(content)
     Path(temporary).chmod(0o644)
     Path(temporary).replace(path)
 
@@ -179,6 +183,7 @@ class Builder:
             path: hashlib.sha256(self._tree.read(path) or b"").hexdigest()
             for path in self._tree.declarations(job.hardware, job.layer)
         }
+        elders = self._elders(job)
         done: dict[str, Built] = {}
         stale: list[tuple[Unit, dict[str, str], str, str, str]] = []
         for unit in units:
@@ -189,6 +194,9 @@ class Builder:
             kept = old.get(unit.module)
             if kept is not None and kept.key == key and _digest(folder / kept.file) == kept.sha256:
                 done[unit.module] = Built(job, unit.module, "kept", kept)
+                self._progress(done[unit.module])
+            elif copied := self._copied(elders, unit, key, folder):
+                done[unit.module] = Built(job, unit.module, "copied", copied)
                 self._progress(done[unit.module])
             else:
                 stale.append((unit, files, header, facts, key))
@@ -212,6 +220,30 @@ class Builder:
             raise failure
         return tuple(done[name] for name in sorted(done))
 
+    def _elders(self, job: Job) -> list[tuple[Path, Mapping[str, CompiledModule]]]:
+        """What was built of the hardware that this one extends, nearest first."""
+        if job.layer != COMMON:
+            return []
+        folders = [
+            self._places.compiled(machine.package, machine.manifest.name, job.arch, COMMON)
+            for machine in self._tree.chain(job.hardware)[1:]
+        ]
+        return [(folder, self._present(folder)) for folder in folders]
+
+    def _copied(
+        self, elders: list[tuple[Path, Mapping[str, CompiledModule]]], unit: Unit, key: str, folder: Path
+    ) -> CompiledModule | None:
+        """The record of an elder's binary, brought to ``folder``: what it depends on is in its key, and no hardware is."""
+        for elder, records in elders:
+            record = records.get(unit.module)
+            if record is None or record.key != key or not (elder / record.file).is_file():
+                continue
+            content = (elder / record.file).read_bytes()
+            if hashlib.sha256(content).hexdigest() == record.sha256:
+                _write(folder / record.file, content)
+                return replace(record, origin=unit.origin)
+        return None
+
     def _present(self, folder: Path) -> Mapping[str, CompiledModule]:
         path = folder / MANIFEST
         if not path.exists():
@@ -227,7 +259,7 @@ class Builder:
         text = dump(CompiledLayer(job.hardware, job.arch, job.layer, declarations, modules))
         path = folder / MANIFEST
         if not path.exists() or path.read_text("utf-8") != text:
-            _write(path, text)
+            _write(path, text.encode())
 
     def _compile(
         self,
