@@ -4,7 +4,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -21,9 +20,9 @@ from atlas_core.loading.files import AGAIN, head, impostor
 from atlas_core.loading.pieces import Placed
 from atlas_core.loading.plain import PlainFormat
 from atlas_core.loading.presets import choose_preset, read_presets
+from atlas_core.loading.transcode import transcode
 from atlas_core.model.builder import StepLayout, record
 from atlas_core.model.program import Value
-from atlas_core.ops.arrays import numpy_dtype
 from atlas_core.ops.step import SlotLayout
 from atlas_core.plugins.load import load
 from atlas_core.plugins.registry import Registry, canonical
@@ -93,8 +92,7 @@ class Model(Struct, frozen=True):
         assert layout.scalar is not None
         # Plain arrays lie beside those of every format, and are nobody's burden but core's.
         owner = self.format if stored.scalar is None else PlainFormat()
-        values = owner.decode(stored.name, data, shape)
-        return np.ascontiguousarray(values, numpy_dtype(layout.scalar)).tobytes()
+        return transcode(owner, stored, data, shape, layout.scalar)
 
     def placed(self, name: str, layout: StorageLayout) -> Placed | None:
         """Where ``read`` finds the bytes in files; None when it decodes or changes them."""

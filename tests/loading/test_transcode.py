@@ -1,0 +1,51 @@
+"""Decoding in stretches gives what decoding at once gives, and an error of any stretch is told."""
+
+import numpy as np
+import pytest
+
+from atlas_core.loading.plain import PlainFormat
+from atlas_core.loading.scaled import SCALED_E2M1, SCALED_E4M3
+from atlas_core.loading.scaled_format import ScaledFormat
+from atlas_core.loading.transcode import transcode
+from atlas_core.ops.arrays import numpy_dtype
+from atlas_core.vocab.dtype import DType
+from atlas_core.vocab.errors import CheckpointError
+from atlas_core.vocab.layout import plain
+
+RNG = np.random.default_rng(2)
+LARGE = (3, 1500, 512)
+"""More than two stretches, the last of them cut."""
+
+
+@pytest.mark.parametrize("layout", [SCALED_E4M3, SCALED_E2M1])
+@pytest.mark.parametrize("scalar", [DType.BF16, DType.F32])
+@pytest.mark.parametrize("shape", [LARGE, (5, 64)])
+def test_stretches_are_the_whole(layout, scalar, shape):
+    owner = ScaledFormat()
+    data = owner.encode(layout.name, RNG.standard_normal(shape, np.float32))
+    want = owner.decode(layout.name, data, shape).astype(numpy_dtype(scalar))
+    assert bytes(transcode(owner, layout, data, shape, scalar)) == want.tobytes()
+
+
+def test_plain_numbers_are_rounded_to_even():
+    values = np.float32([[1 + 2**-8, 1 + 3 * 2**-8]])
+    got = transcode(PlainFormat(), plain(DType.F32), values.tobytes(), (1, 2), DType.BF16)
+    assert np.frombuffer(got, numpy_dtype(DType.BF16)).astype(np.float32).tolist() == [1.0, 1 + 2**-6]
+
+
+@pytest.mark.parametrize("shape", [LARGE, (5, 64)])
+def test_another_size_is_refused(shape):
+    with pytest.raises(CheckpointError, match="bytes"):
+        transcode(ScaledFormat(), SCALED_E4M3, bytes(36), shape, DType.F32)
+
+
+def test_an_error_of_one_stretch_is_told():
+    class Breaking(ScaledFormat):
+        def decode(self, layout, data, shape):
+            if shape[0] * shape[1] < 1 << 20:
+                raise CheckpointError("the last stretch is broken")
+            return super().decode(layout, data, shape)
+
+    data = ScaledFormat().encode(SCALED_E4M3.name, np.zeros(LARGE, np.float32))
+    with pytest.raises(CheckpointError, match="the last stretch is broken"):
+        transcode(Breaking(), SCALED_E4M3, data, LARGE, DType.F32)
