@@ -234,5 +234,10 @@ def test_a_text_of_a_vocabulary_that_is_not_utf8_is_named_by_its_place(build, me
     whole = bytearray(build(keys, tensors()))
     at = whole.index(b"token 2345")
     whole[at] = 0xFF
-    with pytest.raises(CheckpointError, match=rf"at byte {at} of .*not UTF-8"):
-        GgufReader().open(save(bytes(whole)))
+    path = save(bytes(whole))
+    with (
+        contextlib.closing(GgufReader().open(path)) as checkpoint,
+        pytest.raises(CheckpointError, match=rf"at byte {at} of .*tokens is not UTF-8") as caught,
+    ):
+        checkpoint.tokenizer()
+    assert str(path) in caught.value.what

@@ -7,6 +7,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from atlas_core.contracts.checkpoint import Extent
 from atlas_core.loading.ahead import ReadAhead
 from atlas_core.settings import Settings
@@ -33,8 +35,9 @@ def guess(settings: Settings) -> ReadAhead | None:
 def begin_reading(model: "Model", settings: Settings, guessed: ReadAhead | None = None) -> ReadAhead:
     """Reads what is wanted: goes on with what was ``guessed``, unless that lacks a file.
 
-    Where all that was guessed lies in the page cache, nothing need be found out: a mixture has 30,000 tensors.
+    Where all that can be guessed lies in the page cache, nothing need be found out: a mixture has 30,000 tensors.
     """
+    guessed = guessed or guess(replace(settings, model=str(model.path)))
     if guessed is not None and not guessed.reads:
         return guessed
     wanted = list(_wanted(model, settings))

@@ -27,7 +27,7 @@ _MAX_HEADER = 512 << 20  # bytes
 _MAX_KEYS = 1 << 16
 _MAX_TENSORS = 1 << 20
 _MAX_DEPTH = 4
-_BLOCK = 256 << 10  # bytes
+_BLOCK = 64 << 10  # bytes
 _FEW = 1024
 """So many strings of an array are decoded at once; of more each when it is asked for."""
 _MOST_SINGLE = 1024
@@ -46,7 +46,7 @@ class GgufTensor(Struct, frozen=True):
 
 
 class GgufHeader(Struct, frozen=True):
-    """``metadata`` has numbers, booleans, strings and lists of them, long ones of strings as ``Texts``."""
+    """``metadata`` has numbers, booleans, strings and lists of them, long ones of strings as ``Texts``, not checked."""
 
     version: int
     metadata: Mapping[str, Any]
@@ -138,12 +138,15 @@ class _Cursor:
         self._seek()
         sizes = np.concatenate([np.zeros(0, np.int64), *lengths])
         ends = np.cumsum(sizes + PREFIX)
+        texts = Texts(self.take(end - begin), ends - sizes, ends, begin)
+        if count > _FEW:
+            return texts  # checked by who takes them for a vocabulary, while weights are read
         try:
-            texts = Texts(self.take(end - begin), ends - sizes, ends)
+            texts.check()
         except UnicodeDecodeError as error:
             self.position = begin + error.start
             self.refuse(f"{what} is not UTF-8: {error.reason}")
-        return texts if count > _FEW else list(texts)
+        return list(texts)
 
     def _short(self, most: int) -> npt.NDArray[np.int64]:
         """The lengths of short strings from here on, which are skipped; none where the next is not one of them."""
@@ -242,7 +245,7 @@ def _tensor(cursor: _Cursor, name: str, alignment: int) -> GgufTensor:
     if number not in TYPES:
         cursor.refuse(f"{name!r} is of the unknown tensor type {number}", "ask for a newer atlas-quant-gguf")
     layout = TYPES[number]
-    if min(shape) == 0 or any(extent >= 1 << 40 for extent in shape):
+    if min(shape) == 0 or max(shape) >= 1 << 40:
         cursor.refuse(f"{name!r} has the impossible shape {list(shape)}")
     if offset % alignment:
         cursor.refuse(f"{name!r} lies at {offset}, which is not a multiple of {alignment}")

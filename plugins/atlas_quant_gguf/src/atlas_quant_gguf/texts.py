@@ -14,15 +14,22 @@ PREFIX = 8
 
 
 class Texts(Sequence[str]):
-    """As many strings as ``starts`` has entries: string ``i`` is UTF-8 from ``starts[i]`` to ``ends[i]`` of ``data``."""
+    """As many strings as ``starts`` has entries: string ``i`` is UTF-8 from ``starts[i]`` to ``ends[i]`` of ``data``,
+    which begins at byte ``place`` of its file.
 
-    def __init__(self, data: bytes, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> None:
-        """Raises UnicodeDecodeError when one is not UTF-8, with its position in ``data``."""
+    Whoever looks into one that is not gets UnicodeDecodeError; ``check`` looks into all at once.
+    """
+
+    def __init__(
+        self, data: bytes, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], place: int = 0
+    ) -> None:
+        self.place = place
         self._data = data
         self._starts, self._ends = starts, ends
-        self._check(starts)
 
-    def _check(self, starts: npt.NDArray[np.int64]) -> None:
+    def check(self) -> None:
+        """Raises UnicodeDecodeError when one is not UTF-8, with its position in ``data``."""
+        starts = self._starts
         # With zeros for the lengths between them all are one text, since no character reaches across a zero.
         text = np.frombuffer(self._data, np.uint8).copy()
         text[starts - PREFIX] = 0

@@ -200,7 +200,14 @@ def _templates(metadata: Mapping[str, Any], path: Path) -> dict[str, str]:
 
 def _strings(metadata: Mapping[str, Any], key: str, path: Path) -> Sequence[str]:
     value = metadata.get(key)
-    if isinstance(value, Texts) or (isinstance(value, list) and value and all(isinstance(item, str) for item in value)):
+    if isinstance(value, Texts):
+        try:
+            value.check()
+        except UnicodeDecodeError as error:
+            why = f"at byte {value.place + error.start} of the file {key} is not UTF-8: {error.reason}"
+            raise _refuse(path, why) from error
+        return value
+    if isinstance(value, list) and value and all(isinstance(item, str) for item in value):
         return value
     raise _refuse(path, f"it has no {key}")
 
