@@ -28,7 +28,7 @@ def guess(settings: Settings) -> ReadAhead | None:
     with suppress(OSError):  # whoever opens the model says what is wrong
         found = _images(settings, path)
         files = large_files(path) if found is None else found
-        return ReadAhead([Extent(file, 0, file.stat().st_size) for file in files])
+        return ReadAhead([Extent(file, 0, file.stat().st_size) for file in files]) if files else None
     return None
 
 

@@ -1,8 +1,7 @@
 """Which hardware, which architecture, and what it can run."""
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
@@ -14,11 +13,13 @@ from atlas_core.kernels.manifest import HardwareManifest
 from atlas_core.kernels.scan import Places, scan
 from atlas_core.kernels.tree import Hardware, KernelTree
 from atlas_core.plugins.load import load
-from atlas_core.plugins.probe import Prober
 from atlas_core.plugins.registry import Registry, canonical
 from atlas_core.vocab.errors import KernelError
 from atlas_core.vocab.resolve import Candidate, Resolution, resolve
 from atlas_core.vocab.verdict import Verdict
+
+if TYPE_CHECKING:
+    from atlas_core.plugins.probe import Prober
 
 
 class Machine(Struct, frozen=True):
@@ -51,7 +52,7 @@ def kernel_tree(registry: Registry) -> tuple[KernelTree, Places]:
 
 
 def choose_machine(
-    registry: Registry, wanted: str | None, arch: str | None = None, prober: Prober | None = None
+    registry: Registry, wanted: str | None, arch: str | None = None, prober: "Prober | None" = None
 ) -> Machine:
     """The hardware asked for, or the best one whose probe says that it is present.
 
@@ -73,7 +74,7 @@ def choose_machine(
         found: list[Resolution[str]] = []
 
         def best(declared: Mapping[str, HardwareManifest]) -> tuple[str, ...]:
-            found.append(_present(registry, declared, prober or Prober()))
+            found.append(_present(registry, declared, prober))
             return (found[0].name,) if found[0].winner else ()
 
         tree, places = scan(registry.kernel_roots(), best)
@@ -102,14 +103,19 @@ def _abstract(tree: KernelTree, name: str) -> bool:
     return name in tree.hardware and tree.hardware[name].manifest.abstract
 
 
-def _present(registry: Registry, declared: Mapping[str, HardwareManifest], prober: Prober) -> Resolution[str]:
+def _present(registry: Registry, declared: Mapping[str, HardwareManifest], prober: "Prober | None") -> Resolution[str]:
     """Every real machine asked whether it is here. A plugin whose folder is broken is no reason to refuse the others."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    from atlas_core.plugins.probe import Prober  # with processes, which a hardware that is named does not need
+
+    asking = prober or Prober()
     real = [key for key in sorted(registry.hardware) if not (key in declared and declared[key].abstract)]
 
     def ask(name: str) -> Verdict:
         if name not in declared:
             return Verdict.no("its HARDWARE.toml is missing or wrong: see atlas kernels lint")
-        return prober.probe(registry.hardware[name].probe, registry.hardware.owner(name).dist)
+        return asking.probe(registry.hardware[name].probe, registry.hardware.owner(name).dist)
 
     with ThreadPoolExecutor(max(1, len(real))) as threads:  # each waits for a child process
         verdicts = dict(zip(real, threads.map(ask, real), strict=True))

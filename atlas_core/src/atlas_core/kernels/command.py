@@ -1,6 +1,5 @@
 """Starting a compiler, for the ComputeTargets of plugins."""
 
-import subprocess
 from collections.abc import Sequence
 
 from atlas_core.vocab.errors import KernelError
@@ -11,6 +10,8 @@ def run_compiler(command: Sequence[str], what: str) -> str:
 
     Raises KernelError with ``what`` and the compiler's own words when it fails or cannot be started.
     """
+    import subprocess  # a start asks toolchains only what architectures mean
+
     try:
         done = subprocess.run(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False, encoding="utf-8", errors="replace"

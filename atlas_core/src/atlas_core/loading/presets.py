@@ -2,14 +2,15 @@
 
 import tomllib
 from collections.abc import Mapping, Sequence
-from importlib import resources
-from importlib.resources.abc import Traversable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from atlas_core.vocab.errors import PluginError
 from atlas_core.vocab.preset import ModelPreset
 from atlas_core.vocab.resolve import Resolution, resolve
 from atlas_core.vocab.verdict import Verdict
+
+if TYPE_CHECKING:
+    from importlib.resources.abc import Traversable
 
 FOLDER, FILE = "models", "MODEL.toml"
 SAMPLING: Mapping[str, tuple[float, float]] = {
@@ -22,6 +23,8 @@ _PARTS = 3  # of a path in which a model's name may stand: owner and model, or t
 
 def read_presets(package: str) -> list[ModelPreset]:
     """All presets of an importable package, by name. Raises PluginError for a file that says anything unknown, or nothing."""
+    from importlib import resources  # most families have none
+
     folder = resources.files(package).joinpath(FOLDER)
     if not folder.is_dir():
         raise PluginError(
@@ -32,7 +35,7 @@ def read_presets(package: str) -> list[ModelPreset]:
     return sorted(found, key=lambda preset: preset.name)
 
 
-def _read(package: str, folder: Traversable) -> ModelPreset:
+def _read(package: str, folder: "Traversable") -> ModelPreset:
     origin = f"{package}/{FOLDER}/{folder.name}/{FILE}"
     return parse_preset(folder.name, folder.joinpath(FILE).read_text(encoding="utf-8"), origin)
 

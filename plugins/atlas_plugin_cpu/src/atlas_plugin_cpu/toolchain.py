@@ -15,7 +15,6 @@ import os
 import platform
 import re
 import shlex
-import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -76,6 +75,8 @@ class CpuComputeTarget:
         wanted = os.environ.get("CXX")
         if wanted:
             return self._describe(tuple(shlex.split(wanted)))
+        import shutil  # a start only asks what architectures mean
+
         for name in ("g++", "clang++"):
             found = shutil.which(name)
             if found:

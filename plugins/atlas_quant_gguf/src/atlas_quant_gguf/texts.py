@@ -20,9 +20,7 @@ class Texts(Sequence[str]):
     Whoever looks into one that is not gets UnicodeDecodeError; ``check`` looks into all at once.
     """
 
-    def __init__(
-        self, data: bytes, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], place: int = 0
-    ) -> None:
+    def __init__(self, data: bytes, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], place: int = 0) -> None:
         self.place = place
         self._data = data
         self._starts, self._ends = starts, ends
