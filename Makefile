@@ -45,8 +45,10 @@ clean:                    ## forget the environment and everything built
 	rm -rf $(VENV) dist
 	find $(MEMBERS) -name _compiled -type d -prune -exec rm -rf {} +
 
+# What fails leaves no environment behind that a second run would take for a sound one.
 $(BIN)/python:
-	$(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Atlas needs Python 3.11 or newer, and $(PYTHON) is %d.%d. Name another: make $(MAKECMDGOALS) PYTHON=python3.12" % sys.version_info[:2])'
+	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
 
 # One command for all members: pip must not look for one of them in an index. Without a C++ compiler, the ziglang wheel is one.
 $(VENV)/.members: $(BIN)/python constraints.txt $(MEMBERS:%=%/pyproject.toml)
