@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from atlas_core.loading.presets import choose_preset, read_presets
 from atlas_core.vocab.errors import CheckpointError
 from atlas_core.vocab.model import ModelSpec
 from atlas_model_llama.config import LlamaConfig, read_config
@@ -144,3 +145,12 @@ def test_tiny_checkpoints_are_read() -> None:
     data = Path(__file__).parents[3] / "tests/data/tiny"
     for name, layers in (("llama", 3), ("mistral", 2)):
         assert read_config(json.loads((data / name / "config.json").read_text()), name).layers == layers
+
+
+def test_the_smallest_models_are_kept_cool() -> None:
+    presets = read_presets("atlas_model_llama")
+    for path in ("/cache/models/b179/SmolLM2-135M-Instruct.Q4_1.gguf", "HuggingFaceTB/SmolLM2-1.7B-Instruct"):
+        chosen = choose_preset(presets, "llama", 576, path).winner
+        assert chosen is not None
+        assert dict(chosen.sampling) == {"temperature": 0.2, "top_p": 0.9}
+    assert choose_preset(presets, "llama", 4096, "meta-llama/Llama-3.1-8B-Instruct").winner is None

@@ -21,7 +21,9 @@ class Llama:
     @hookimpl
     def atlas_model_weight_loader(self) -> ModelDecl:
         """The family and the model that needs no Hub."""
-        return ModelDecl("llama", "atlas_model_llama.loader:LlamaLoader", catalogue=(SMOLLM2,))
+        return ModelDecl(
+            "llama", "atlas_model_llama.loader:LlamaLoader", catalogue=(SMOLLM2,), presets="atlas_model_llama"
+        )
 
 
 class Mistral:
