@@ -9,6 +9,7 @@ from atlas_plugin_hopper.hybrid import hybrids
 from atlas_plugin_hopper.moe_chains import moe_chains
 from atlas_plugin_hopper.narrow_head import heads
 from atlas_plugin_hopper.prefill import TILES, WarpgroupPrefill
+from atlas_plugin_hopper.prompt_chains import prompt_chains
 from atlas_plugin_hopper.prompt_layers import layers
 from atlas_plugin_hopper.prompts import products
 from atlas_plugin_hopper.shared_expert import SharedBeside
@@ -21,4 +22,4 @@ def implementations() -> list[OpImplementation]:
     experts = [SortedByEngine(op, element) for element in ELEMENTS for op in SORTED]
     shared = [SharedBeside(element) for element in ELEMENTS]
     chained = [*chains(), *moe_chains(), *hybrids()]
-    return [*attention, *products(), *layers(), *experts, *shared, *skinny(), *chained, *heads()]
+    return [*attention, *products(), *layers(), *prompt_chains(), *experts, *shared, *skinny(), *chained, *heads()]

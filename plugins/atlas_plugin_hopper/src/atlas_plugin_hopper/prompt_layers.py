@@ -1,11 +1,14 @@
-"""What begins with a norm in a layer of a prompt, in two launches: the norm, and one product of all matrices behind it."""
+"""What begins with a norm in a layer of a prompt, in two launches: the norm, and one product of all matrices behind it.
+
+The same behind a projection into the residual stream is two launches as well: the projection does the norm's part (prompt_chains).
+"""
 
 from collections.abc import Mapping, Sequence
 
 from atlas_core.contracts.backend import Launch
 from atlas_core.contracts.ops import BindContext, KVLayout, OpImplementation, OpNeed
 from atlas_core.vocab.dtype import DType
-from atlas_core.vocab.kernel import Arg, Geometry, LaunchAttrs, f32, i32, ptr
+from atlas_core.vocab.kernel import Geometry, LaunchAttrs, f32, i32, ptr
 from atlas_core.vocab.verdict import Verdict
 from atlas_nvidia.implementations.attention import kv_layout, layer_address, other_cache
 from atlas_nvidia.implementations.base import (
@@ -22,7 +25,8 @@ from atlas_nvidia.implementations.base import (
     unbounded,
     vector_type,
 )
-from atlas_plugin_hopper.prompts import NARROW, PEERS, WIDE, Tiles, tokens_map, weight_map
+from atlas_plugin_hopper.prompts import NARROW, WIDE, Tiles, launched, tokens_map, weight_map
+from atlas_plugin_hopper.tiles import Normed
 
 TALL, TALL_HEADS, SLIM = Tiles(192, 224, 4, 1.0), Tiles(192, 128, 5, 1.05), Tiles(128, 224, 4, 1.0)
 GATE_UP: Mapping[Tiles, str] = {WIDE: "gate_up_tma", TALL: "gate_up_tma_192", SLIM: "gate_up_tma_224"}
@@ -32,6 +36,43 @@ QKV: Mapping[int, Mapping[Tiles, str]] = {
     64: {WIDE: "qkv_tma_64"},
 }
 """Modules of qkv_tma.cu by head size: a tile is whole heads."""
+
+
+def gate_up(tiles: Tiles, module: str, need: OpNeed, context: BindContext, x: Normed, y: str) -> Launch:
+    """SwiGLU of both products into ``y``."""
+    tokens, (rows, width) = need.operands[y].shape[0], need.operands["gate_weight"].shape
+    args = [
+        ptr(context.counts), tokens_map(x.address, tokens, width, tiles),
+        *(weight_map(need, context, name, tiles) for name in ("gate_weight", "up_weight")), ptr(x.squares),
+        *addresses(context, y), i32(rows), i32(width), i32(x.parts), f32(need.attrs["eps"]),
+    ]  # fmt: skip
+    return launched(context, (module, "gate_up_tma"), tiles, tokens, -(-rows // tiles.share), args)
+
+
+def qkv(
+    tiles: Tiles, module: str, need: OpNeed, context: BindContext, x: Normed, vectors: Sequence[str] = (), eps: str = "eps"
+) -> Launch:  # fmt: skip
+    """Rotated queries into ``q``, rotated keys and values into pages. ``vectors`` are the weights of norms of heads, which have ``eps``."""
+    tokens, attrs, each = need.operands["q"].shape[0], need.attrs, tiles.rows // need.attrs["head_dim"]
+    q_heads, kv_heads, width = attrs["q_heads"], attrs["kv_heads"], need.operands["q_weight"].shape[1]
+    norms = addresses(context, *vectors) or [ptr(0), ptr(0)]
+    types = [vector_type(need, name) for name in vectors] or [i32(0), i32(0)]
+    args = [
+        ptr(context.counts), tokens_map(x.address, tokens, width, tiles),
+        *(weight_map(need, context, name, tiles) for name in ("q_weight", "k_weight", "v_weight")), *norms,
+        *addresses(context, "inv_freq", "positions", "token_row", "row_slot", "slots"), layer_address(need, context),
+        *addresses(context, "q"), i32(width), i32(q_heads), i32(kv_heads), i32(attrs["page_tokens"]), i32(attrs["slot_stride"]),
+        i32(attrs["table_offset"]), *types, f32(attrs["rope_scale"]), f32(attrs[eps]),
+    ]  # fmt: skip
+    return launched(context, (module, "qkv_tma"), tiles, tokens, -(-q_heads // each) + 2 * -(-kv_heads // each), args)
+
+
+def unrotated(need: OpNeed, dim: int) -> list[str]:
+    """Why the heads are none of ``dim`` that are rotated whole; no reason when they are."""
+    half, head_dim = need.operands["inv_freq"].shape[0], need.attrs["head_dim"]
+    if head_dim == 2 * half == dim:
+        return []
+    return [f"{2 * half} of {head_dim} dimensions rotate: it rotates whole heads of {dim}"]
 
 
 class _BehindNorm(Implementation):
@@ -77,28 +118,16 @@ class _BehindNorm(Implementation):
         tokens, width = need.operands["x"].shape
         return 2 * tokens * width
 
-    def launches(self, need: OpNeed, context: BindContext, columns: int, args: Sequence[Arg]) -> Sequence[Launch]:
-        """The norm, then the product of ``columns`` tiles of rows; ``args`` are its own, behind counts, tokens and matrices."""
+    def normalise(self, need: OpNeed, context: BindContext) -> tuple[Launch, Normed]:
+        """The norm's launch, and what it leaves."""
         tokens, width = need.operands["x"].shape
-        norm = [
+        args = [
             ptr(context.counts), live_word(need.operands["x"]), *addresses(context, "x", "norm_weight"),
             ptr(context.scratch.address), i32(width), f32(need.attrs["eps"]), vector_type(need, "norm_weight"),
         ]  # fmt: skip
-        every = [
-            ptr(context.counts), tokens_map(context.scratch.address, tokens, width, self.tiles),
-            *(weight_map(need, context, name, self.tiles) for name in self.matrices), *args,
-        ]  # fmt: skip
-        made = (
-            (self.kernels[0], Geometry((tokens, 1, 1), (256, 1, 1)), norm, LaunchAttrs(overlap=True)),
-            (
-                self.kernels[1], self.tiles.geometry(tokens, columns, context.workers), every,
-                LaunchAttrs(overlap=True, cluster=(PEERS, 1, 1)),
-            ),
-        )  # fmt: skip
-        return [
-            context.backend.prepare_launch(context.backend.kernel(*kernel), geometry, given, attrs)
-            for kernel, geometry, given, attrs in made
-        ]
+        kernel, geometry = context.backend.kernel(self.norm, "rms_norm"), Geometry((tokens, 1, 1), (256, 1, 1))
+        launch = context.backend.prepare_launch(kernel, geometry, args, LaunchAttrs(overlap=True))
+        return launch, Normed(context.scratch.address)
 
 
 class NormGateUpSilu(_BehindNorm):
@@ -115,9 +144,8 @@ class NormGateUpSilu(_BehindNorm):
 
     def bind(self, need: OpNeed, context: BindContext) -> Sequence[Launch]:
         """See OpImplementation."""
-        rows, width = need.operands["gate_weight"].shape
-        columns = -(-rows // self.tiles.share)
-        return self.launches(need, context, columns, [*addresses(context, "y"), i32(rows), i32(width)])
+        norm, x = self.normalise(need, context)
+        return norm, gate_up(self.tiles, self.module, need, context, x, "y")
 
 
 class NormQkvRopeAppend(_BehindNorm):
@@ -137,14 +165,10 @@ class NormQkvRopeAppend(_BehindNorm):
 
     def refusals(self, need: OpNeed) -> list[str]:
         """See Implementation."""
-        half, head_dim = need.operands["inv_freq"].shape[0], need.attrs["head_dim"]
-        reasons = [
+        return [
             *super().refusals(need), *other_type(need, self.element, "q"), *other_cache(need, self.element),
-            *(reason for name in self.vectors for reason in no_vector(need, name)),
+            *(reason for name in self.vectors for reason in no_vector(need, name)), *unrotated(need, self.head_dim),
         ]  # fmt: skip
-        if head_dim != self.head_dim or 2 * half != head_dim:
-            reasons.append(f"{2 * half} of {head_dim} dimensions rotate: it rotates whole heads of {self.head_dim}")
-        return reasons
 
     def kv_layouts(self, need: OpNeed) -> Sequence[KVLayout]:
         """See OpImplementation."""
@@ -152,17 +176,8 @@ class NormQkvRopeAppend(_BehindNorm):
 
     def bind(self, need: OpNeed, context: BindContext) -> Sequence[Launch]:
         """See OpImplementation."""
-        attrs, each = need.attrs, self.tiles.rows // self.head_dim
-        q_heads, kv_heads = attrs["q_heads"], attrs["kv_heads"]
-        norms = addresses(context, *self.vectors) or [ptr(0), ptr(0)]
-        types = [vector_type(need, name) for name in self.vectors] or [i32(0), i32(0)]
-        args = [
-            *norms, *addresses(context, "inv_freq", "positions", "token_row", "row_slot", "slots"),
-            layer_address(need, context), *addresses(context, "q"), i32(need.operands["x"].shape[1]), i32(q_heads), i32(kv_heads),
-            i32(attrs["page_tokens"]), i32(attrs["slot_stride"]), i32(attrs["table_offset"]), *types, f32(attrs["rope_scale"]),
-            f32(attrs[self.eps]),
-        ]  # fmt: skip
-        return self.launches(need, context, -(-q_heads // each) + 2 * -(-kv_heads // each), args)
+        norm, x = self.normalise(need, context)
+        return norm, qkv(self.tiles, self.module, need, context, x, self.vectors, self.eps)
 
 
 class NormQkvHeadsRopeAppend(NormQkvRopeAppend):

@@ -7,10 +7,11 @@ from msgspec import Struct
 from atlas_core.contracts.backend import Launch
 from atlas_core.contracts.ops import BindContext, OpImplementation, OpNeed
 from atlas_core.vocab.dtype import DType
-from atlas_core.vocab.kernel import Arg, Geometry, TensorMap, i32, ptr, tensor_map
+from atlas_core.vocab.kernel import Arg, Geometry, LaunchAttrs, TensorMap, i32, ptr, tensor_map
 from atlas_core.vocab.verdict import Verdict
-from atlas_nvidia.implementations.base import ELEMENTS, live_word
+from atlas_nvidia.implementations.base import ELEMENTS, addresses, live_word
 from atlas_nvidia.implementations.linear import Linear
+from atlas_plugin_hopper.tiles import Normed
 
 GROUP, DEPTH, PEERS = 64, 64, 2
 """Tokens of a warpgroup, summed elements of a stage, and blocks of the cluster that shares weights (prompt_product.cuh)."""
@@ -101,6 +102,53 @@ def weight_map(need: OpNeed, context: BindContext, name: str, tiles: Tiles) -> A
     return tensor_map(TensorMap(context.operands[name].address, need.operands[name].shape, (tiles.share, DEPTH), 2))
 
 
+def _columns(tiles: Tiles, need: OpNeed) -> int:
+    """Tiles of weight rows."""
+    return -(-need.operands["weight"].shape[0] // tiles.rows)
+
+
+def handed_bytes(tiles: Tiles, need: OpNeed) -> int:
+    """Scratch for sums that clusters hand over."""
+    return 4 * tiles.handed(need.operands["x"].shape[0], _columns(tiles, need))
+
+
+def squares_of(tiles: Tiles, need: OpNeed) -> int:
+    """Sums of squares of each token that ``multiply`` leaves for a norm behind it."""
+    return tiles.parts * _columns(tiles, need)
+
+
+def multiply(
+    tiles: Tiles, module: str, need: OpNeed, context: BindContext, handed: int, norm: Normed | None = None
+) -> Launch:
+    """x · weightᵀ into y, on top of ``residual`` where there is one; and what a norm behind it makes of that.
+
+    ``handed`` is where sums are handed over, ``handed_bytes`` of them.
+    """
+    tokens, (rows, width) = need.operands["x"].shape[0], need.operands["weight"].shape
+    columns = _columns(tiles, need)
+    residual = ptr(context.operands["residual"].address) if "residual" in need.operands else ptr(0)
+    handover = [ptr(0), ptr(0)]
+    if sums := tiles.handed(tokens, columns):
+        flags = tiles.parts * sums // (FLAG_TOKENS * tiles.rows)
+        handover = [ptr(handed), ptr(context.keep(bytes(4 * flags)))]
+    behind = [*addresses(context, "norm_weight"), ptr(norm.address), ptr(norm.squares)] if norm else [ptr(0)] * 3
+    args = [
+        ptr(context.counts), live_word(need.operands["x"]), tokens_map(context.operands["x"].address, tokens, width, tiles),
+        weight_map(need, context, "weight", tiles), residual, *addresses(context, "y"), *handover, *behind,
+        i32(rows), i32(width), i32(int(need.operands["y"].dtype is DType.F32)),
+    ]  # fmt: skip
+    return launched(context, (module, "linear_tma"), tiles, tokens, columns, args)
+
+
+def launched(
+    context: BindContext, kernel: tuple[str, str], tiles: Tiles, tokens: int, columns: int, args: Sequence[Arg]
+) -> Launch:
+    """A kernel of prompt_product.cuh over ``columns`` tiles of weight rows. It may begin before its predecessor ends: it waits by itself."""
+    geometry = tiles.geometry(tokens, columns, context.workers)
+    attrs = LaunchAttrs(overlap=True, cluster=(PEERS, 1, 1))
+    return context.backend.prepare_launch(context.backend.kernel(*kernel), geometry, args, attrs)
+
+
 class CopiedByEngine(Linear):
     """Hundreds of tokens and more: persistent clusters of two blocks that share the weights they fetch."""
 
@@ -132,28 +180,11 @@ class CopiedByEngine(Linear):
 
     def scratch_bytes(self, need: OpNeed) -> int:
         """Sums that clusters hand over."""
-        return 4 * self.tiles.handed(need.operands["x"].shape[0], self._columns(need))
-
-    def _columns(self, need: OpNeed) -> int:
-        return -(-need.operands["weight"].shape[0] // self.tiles.rows)
+        return handed_bytes(self.tiles, need)
 
     def bind(self, need: OpNeed, context: BindContext) -> Sequence[Launch]:
         """See OpImplementation."""
-        tokens, (rows, width) = need.operands["x"].shape[0], need.operands["weight"].shape
-        columns = self._columns(need)
-        residual = context.operands["residual"].address if self.residual else 0
-        handover = [ptr(0), ptr(0)]
-        if handed := self.tiles.handed(tokens, columns):
-            flags = self.tiles.parts * handed // (FLAG_TOKENS * self.tiles.rows)
-            handover = [ptr(context.scratch.address), ptr(context.keep(bytes(4 * flags)))]
-        args = [
-            ptr(context.counts), live_word(need.operands["x"]),
-            tokens_map(context.operands["x"].address, tokens, width, self.tiles),
-            weight_map(need, context, "weight", self.tiles), ptr(residual), ptr(context.operands["y"].address), *handover,
-            i32(rows), i32(width), i32(int(need.operands["y"].dtype is DType.F32)),
-        ]  # fmt: skip
-        geometry = self.tiles.geometry(tokens, columns, context.workers)
-        return self.launch(context, geometry, args, cluster=(PEERS, 1, 1))
+        return (multiply(self.tiles, self.module, need, context, context.scratch.address),)
 
 
 def products() -> list[OpImplementation]:

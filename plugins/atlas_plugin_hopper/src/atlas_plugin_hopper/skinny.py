@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from atlas_core.contracts.backend import Launch
@@ -25,7 +24,7 @@ from atlas_nvidia.implementations.base import (
     vector_type,
 )
 from atlas_nvidia.implementations.heads import HeadsRopeAppend
-from atlas_plugin_hopper.tiles import DEPTH, TOKENS, Product
+from atlas_plugin_hopper.tiles import DEPTH, TOKENS, Normed, Product
 
 PAIRS = 16
 """Of dimensions that rotate together, in one group of rows of skinny_qkv."""
@@ -35,17 +34,6 @@ _MATRICES = 4
 """Of skinny_linears."""
 FEW = 8
 """Tokens that the streaming kernels of every NVIDIA machine take in as few launches."""
-
-
-class Normed(Struct, frozen=True):
-    """Tokens on their way through a norm: a matrix in the element type at ``address``.
-
-    Of tokens that still want the factor of their norm, ``parts`` sums of squares each lie at ``squares``; 0 where it is done.
-    """
-
-    address: int
-    squares: int = 0
-    parts: int = 0
 
 
 class _Skinny(Implementation):

@@ -19,6 +19,17 @@ _X_ROWS = 32
 """What the tokens of a tile cost a block, in weight rows: they come from the L2 cache."""
 
 
+class Normed(Struct, frozen=True):
+    """Tokens on their way through a norm: a matrix in the element type at ``address``.
+
+    Of tokens that still want the factor of their norm, ``parts`` sums of squares each lie at ``squares``; 0 where it is done.
+    """
+
+    address: int
+    squares: int = 0
+    parts: int = 0
+
+
 class Tiling(Struct, frozen=True):
     """``tiles`` of ``rows`` weight rows, the sum of each shared out among ``splits`` blocks of a cluster."""
 

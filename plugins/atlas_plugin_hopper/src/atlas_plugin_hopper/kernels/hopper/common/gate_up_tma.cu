@@ -1,11 +1,24 @@
-// silu(x · gateᵀ) * (x · upᵀ) for normalised tokens of prompts: half of a tile's weight rows are of gate, half the same of up.
+// silu(x · gateᵀ) * (x · upᵀ) for normalised tokens of prompts, or those that norm_factors completes: half of a tile's weight rows are of gate, half the same of up.
 #include "prompt_product.cuh"
 
 using namespace atlas;
 
+namespace {
+
+// Of a thread's two tokens.
+struct Factors {
+    float of[2];
+};
+
+// Divided approximately: an exact division branches, so that a thread's 64 of them would come one after another.
+__device__ float quick_silu(float x) { return __fdividef(x, 1.0f + __expf(-x)); }
+
+}  // namespace
+
 extern "C" __global__ void __launch_bounds__(PROMPT_THREADS, 1)
 gate_up_tma(const int32_t* counts, const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap gate,
-            const __grid_constant__ CUtensorMap up, uint16_t* y, int32_t rows, int32_t width) {
+            const __grid_constant__ CUtensorMap up, const float* squares, uint16_t* y, int32_t rows, int32_t width, int32_t parts,
+            float eps) {
     extern __shared__ __align__(1024) unsigned char shared[];
     admit_successor();
     const int live = counts[ATLAS_TOKENS];
@@ -14,13 +27,21 @@ gate_up_tma(const int32_t* counts, const __grid_constant__ CUtensorMap x, const 
         [&](uint32_t to, int column, int depth, int peer, uint32_t barrier) {
             copy_tile_to_all(to + peer * SHARE * PROMPT_DEPTH * 2, peer ? &up : &gate, depth, column * SHARE, barrier);
         },
-        [](const Tile&) { return 0; },
-        [&](Sums& acc, const Tile& tile, int) {
+        // Tiles that follow one another are mostly of the same tokens.
+        [&, known = -1, factors = Factors{}](const Tile& tile) mutable {
+            if (tile.token != known) norm_factors(squares, parts, tile.token, live, width, eps, factors.of);
+            known = tile.token;
+            return factors;
+        },
+        [&](Sums& acc, const Tile& tile, const Factors& factors) {
             const int first = tile.column * SHARE;
 #pragma unroll
             for (int j = 0; j < SHARE / 8; ++j)
 #pragma unroll
-                for (int e = 0; e < 4; ++e) acc[j][e] = silu(acc[j][e]) * acc[j + SHARE / 8][e];
+                for (int e = 0; e < 4; ++e) {
+                    const float by = factors.of[e / 2];
+                    acc[j][e] = quick_silu(acc[j][e] * by) * (acc[j + SHARE / 8][e] * by);
+                }
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 const int token = tile.token + half * 8;

@@ -1,4 +1,5 @@
-// y = x · weightᵀ (+ residual) for prompts.
+// y = x · weightᵀ (+ residual) for prompts. With a norm behind it also what that norm multiplies: y * norm_weight, and sums of
+// squares over parts of each row of y, from which the consumer finds the factor (norm_factors).
 #include "prompt_product.cuh"
 
 using namespace atlas;
@@ -11,36 +12,84 @@ struct Groups {
     static constexpr int FIRST = from, COUNT = many;
 };
 
-constexpr int AT_ONCE = 8;  // groups of 8 sums whose residuals are in flight together
+constexpr int AT_ONCE = PROMPT_ROWS > 128 || CONSUMERS > 2 ? 4 : 8;  // groups of 8 sums whose residuals are in flight together, those of both tokens
 
-// A thread's sums of one token from group FIRST on, with the residual of that token; `line` is where the token's row begins, and
-// `first` the row of the tile's first group.
-template <int FIRST, int COUNT>
-__device__ void store_floats(const Sums& acc, int half, int first, int rows, const float* residual, float* y, int64_t line) {
-    const int mine = first + threadIdx.x % 4 * 2;
-#pragma unroll
-    for (int start = FIRST; start < FIRST + COUNT; start += AT_ONCE) {
-        float2 value[AT_ONCE];
+// What is added to such sums of a thread's two tokens, and the weights of the norm behind them, two neighbours in a word.
+struct Added {
+    float2 residual[2][AT_ONCE];
+    uint32_t by[AT_ONCE];
+};
+
+// Where the sums of a tile go; `norm_weight` and what follows it may be null.
+struct Target {
+    int live, rows, columns;
+    const float* residual;
+    float* y;
+    const uint16_t* norm_weight;
+    uint16_t* scaled;
+    float* squares;
+
+    __device__ int64_t line(const Tile& tile, int half) const { return static_cast<int64_t>(tile.token + half * 8) * rows; }
+    __device__ static int row(const Tile& tile, int group) { return tile.column * PROMPT_ROWS + group * 8 + threadIdx.x % 4 * 2; }
+
+    // For AT_ONCE groups from `first` on.
+    __device__ void look(const Tile& tile, int first, Added& added) const {
 #pragma unroll
         for (int i = 0; i < AT_ONCE; ++i) {
-            const int row = mine + (start + i) * 8;
-            const bool there = residual != nullptr && row < rows;
-            value[i] = there ? *reinterpret_cast<const float2*>(residual + line + row) : make_float2(0.0f, 0.0f);
-        }
+            const int at = row(tile, first + i);
 #pragma unroll
-        for (int i = 0; i < AT_ONCE; ++i) {
-            const int row = mine + (start + i) * 8;
-            if (row >= rows) break;
-            value[i].x += acc[start + i][2 * half];
-            value[i].y += acc[start + i][2 * half + 1];
-            *reinterpret_cast<float2*>(y + line + row) = value[i];
+            for (int half = 0; half < 2; ++half) {
+                const bool there = residual != nullptr && tile.token + half * 8 < live && at < rows;
+                const float* from = residual + line(tile, half) + at;
+                added.residual[half][i] = there ? *reinterpret_cast<const float2*>(from) : make_float2(0.0f, 0.0f);
+            }
+            added.by[i] = norm_weight != nullptr && at < rows ? *reinterpret_cast<const uint32_t*>(norm_weight + at) : 0;
         }
     }
-}
+    // COUNT groups of sums from FIRST on to y; `added` is for the first of them. Where a norm is behind them they become what it
+    // multiplies, and `square` gains their squares before.
+    template <int FIRST, int COUNT>
+    __device__ void end(Sums& acc, const Tile& tile, Added& added, float (&square)[2]) const {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            if (tile.token + half * 8 >= live) continue;
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; ++i) {
+                const int at = row(tile, FIRST + i);
+                if (at >= rows) break;
+                float2 value = added.residual[half][i];
+                float(&sum)[4] = acc[FIRST + i];
+                value.x += sum[2 * half];
+                value.y += sum[2 * half + 1];
+                *reinterpret_cast<float2*>(y + line(tile, half) + at) = value;
+                square[half] += value.x * value.x + value.y * value.y;
+                sum[2 * half] = value.x * widen(static_cast<uint16_t>(added.by[i]));
+                sum[2 * half + 1] = value.y * widen(static_cast<uint16_t>(added.by[i] >> 16));
+            }
+        }
+        if constexpr (COUNT > AT_ONCE) {
+            look(tile, FIRST + AT_ONCE, added);
+            end<FIRST + AT_ONCE, COUNT - AT_ONCE>(acc, tile, added, square);
+        }
+    }
+    // What the norm multiplies, of COUNT groups from FIRST on, which are one of PARTS of the tile's.
+    template <int FIRST, int COUNT>
+    __device__ void leave(const Sums& acc, const Tile& tile, float (&square)[2]) const {
+        const int from = tile.column * PROMPT_ROWS + FIRST * 8;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            square[half] += __shfl_xor_sync(~0u, square[half], 1);
+            square[half] += __shfl_xor_sync(~0u, square[half], 2);
+            const int64_t token = tile.token + half * 8;
+            store_elements<FIRST, COUNT>(acc, half, rows - from, token < live, scaled + token * rows + from);
+            if (token < live && threadIdx.x % 4 == 0) squares[(token * columns + tile.column) * PARTS + FIRST / COUNT] = square[half];
+        }
+    }
+};
 
 #if PARTS > 1
 static_assert(PARTS == 2, "one hands over to the other");
-constexpr int IN_FLIGHT = 4;  // groups of 8 sums that are fetched at once
+constexpr int IN_FLIGHT = 8;  // groups of 8 sums that are fetched at once
 
 // A warp's sums of one part on their way to the cluster that has the other part of the same tile: through memory, announced by a
 // flag of each warp and part, which whoever takes them lowers again for the next launch.
@@ -61,15 +110,18 @@ struct Handover {
         __syncwarp();
         if (threadIdx.x % WARP == 0) asm volatile("st.release.gpu.global.s32 [%0], 1;" ::"l"(flags + part) : "memory");
     }
-    // The same that the one with `part` gave, added to one's own.
-    template <int FIRST, int COUNT>
-    __device__ void take(Sums& acc, int part) const {
+    // For what the one with `part` gives.
+    __device__ void wait(int part) const {
         if (threadIdx.x % WARP == 0) {
             int raised = 0;
             while (!raised) asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(raised) : "l"(flags + part) : "memory");
             flags[part] = 0;
         }
         __syncwarp();
+    }
+    // Groups of that from FIRST on, added to one's own.
+    template <int FIRST, int COUNT>
+    __device__ void take(Sums& acc) const {
 #pragma unroll
         for (int start = FIRST; start < FIRST + COUNT; start += IN_FLIGHT) {
             float4 theirs[IN_FLIGHT];
@@ -91,30 +143,31 @@ struct Handover {
 }  // namespace
 
 // `handed` and `flags` are where parts of sums go, if a tile is summed in two: 16 * PROMPT_ROWS numbers and two flags for each 16
-// tokens of whole tiles and each tile of rows; flags begin at zero.
+// tokens of whole tiles and each tile of rows; flags begin at zero. Sums of squares are PARTS for each token and tile of rows.
 extern "C" __global__ void __launch_bounds__(PROMPT_THREADS, 1)
 linear_tma(const int32_t* counts, int32_t live_word, const __grid_constant__ CUtensorMap x,
-           const __grid_constant__ CUtensorMap weight, const float* residual, void* y, float* handed, int32_t* flags, int32_t rows,
-           int32_t width, int32_t y_f32) {
+           const __grid_constant__ CUtensorMap weight, const float* residual, void* y, float* handed, int32_t* flags,
+           const uint16_t* norm_weight, uint16_t* scaled, float* squares, int32_t rows, int32_t width, int32_t y_f32) {
     extern __shared__ __align__(1024) unsigned char shared[];
     admit_successor();
     const int live = counts[live_word], columns = (rows + PROMPT_ROWS - 1) / PROMPT_ROWS;
     constexpr int GROUPS = PROMPT_ROWS / 8;
-    auto store = [&](const Sums& acc, const Tile& tile, auto groups) {
+    const Target target{live, rows, columns, residual, static_cast<float*>(y), norm_weight, scaled, squares};
+    // COUNT groups from FIRST on, the first of which `added` is for.
+    auto store = [&](Sums& acc, const Tile& tile, auto groups, Added& added) {
         constexpr int FIRST = decltype(groups)::FIRST, COUNT = decltype(groups)::COUNT;
-        const int first = tile.column * PROMPT_ROWS;
+        if (!y_f32) {
+            const int from = tile.column * PROMPT_ROWS + FIRST * 8;
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const int token = tile.token + half * 8;
-            const int64_t line = static_cast<int64_t>(token) * rows;
-            if (y_f32) {
-                if (token >= live) continue;
-                store_floats<FIRST, COUNT>(acc, half, first, rows, residual, static_cast<float*>(y), line);
-            } else {
-                const int from = first + FIRST * 8;
-                store_elements<FIRST, COUNT>(acc, half, rows - from, token < live, static_cast<uint16_t*>(y) + line + from);
+            for (int half = 0; half < 2; ++half) {
+                const bool there = tile.token + half * 8 < live;
+                store_elements<FIRST, COUNT>(acc, half, rows - from, there, static_cast<uint16_t*>(y) + target.line(tile, half) + from);
             }
+            return;
         }
+        float square[2] = {};
+        target.end<FIRST, COUNT>(acc, tile, added, square);
+        if (norm_weight != nullptr) target.leave<FIRST, COUNT>(acc, tile, square);
     };
     prompt_product(
         &x, live, columns, width, shared,
@@ -124,24 +177,31 @@ linear_tma(const int32_t* counts, int32_t live_word, const __grid_constant__ CUt
         [](const Tile&) { return 0; },
         [&](Sums& acc, const Tile& tile, int) {
 #if PARTS > 1
+            // Clusters that are at work at once end half of the rows each; else the later one ends all.
             const Handover handover(handed, flags, tile, columns);
             constexpr int HALF = GROUPS / 2;
-            if (tile.together) {
-                // Both are at work at once: each ends half of the rows.
-                if (tile.part == 0) {
-                    handover.give<HALF, HALF>(acc, 0);
-                    handover.take<0, HALF>(acc, 1);
-                    store(acc, tile, Groups<0, HALF>());
-                } else {
-                    handover.give<0, HALF>(acc, 1);
-                    handover.take<HALF, HALF>(acc, 0);
-                    store(acc, tile, Groups<HALF, HALF>());
-                }
-                return;
+            const bool together = tile.together, first = tile.part == 0;
+            if (!together && first) return handover.give<0, GROUPS>(acc, 0);
+            if (together) {
+                if (first) handover.give<HALF, HALF>(acc, 0);
+                else handover.give<0, HALF>(acc, 1);
             }
-            if (tile.part == 0) return handover.give<0, GROUPS>(acc, 0);
-            handover.take<0, GROUPS>(acc, 0);
+            Added added;
+            const int begin = together && !first ? HALF : 0;
+            if (y_f32) target.look(tile, begin, added);  // in flight while the other is waited for
+            handover.wait(first);
+            if (begin == 0) {
+                handover.take<0, HALF>(acc);
+                store(acc, tile, Groups<0, HALF>(), added);
+                if (together) return;
+                if (y_f32) target.look(tile, HALF, added);
+            }
+            handover.take<HALF, HALF>(acc);
+            store(acc, tile, Groups<HALF, HALF>(), added);
+#else
+            Added added;
+            if (y_f32) target.look(tile, 0, added);
+            store(acc, tile, Groups<0, GROUPS>(), added);
 #endif
-            store(acc, tile, Groups<0, GROUPS>());
         });
 }

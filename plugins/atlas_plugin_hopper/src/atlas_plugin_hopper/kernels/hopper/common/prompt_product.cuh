@@ -120,6 +120,36 @@ __device__ inline void store_elements(const Sums& acc, int half, int rows, bool 
     }
 }
 
+// Of a thread's two tokens from `first` on, what their norm divides by is left to who multiplies them: 1 / sqrt(mean(x²) + eps), from
+// `parts` sums of squares for each token, by the four lanes that have it; 1 where there are none.
+__device__ inline void norm_factors(const float* squares, int parts, int first, int live, int width, float eps, float (&factor)[2]) {
+    factor[0] = factor[1] = 1.0f;
+    if (squares == nullptr) return;
+    const float* of[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) of[half] = squares + static_cast<int64_t>(min(first + half * 8, live - 1)) * parts;
+    constexpr int AT_ONCE = 8;
+    float sum[2] = {};
+    for (int start = 0; start < parts; start += 4 * AT_ONCE) {
+        const int mine = start + threadIdx.x % 4;
+        float found[2][AT_ONCE];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) found[half][i] = mine + 4 * i < parts ? __ldcg(of[half] + mine + 4 * i) : 0.0f;
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) sum[half] += found[half][i];
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        sum[half] += __shfl_xor_sync(~0u, sum[half], 1);
+        sum[half] += __shfl_xor_sync(~0u, sum[half], 2);
+        factor[half] = rsqrtf(__fdividef(sum[half], static_cast<float>(width)) + eps);
+    }
+}
+
 // `columns` tiles of weight rows for each of `live` tokens of x, whose rows have `width` elements.
 // bring(to, column, depth, peer, barrier) asks for this block's part of a tile of weights, as bring_rows does;
 // store(sums, tile, prepared) has what a thread summed up of `tile.token` and of the token 8 behind it, either of which may be
@@ -159,29 +189,37 @@ __device__ inline void prompt_product(const CUtensorMap* x, int live, int column
     if (threadIdx.x >= CONSUMERS * WARPGROUP) {
         give_registers<CONSUMERS == 2 ? 40 : 56>();
         if (threadIdx.x == CONSUMERS * WARPGROUP) {
+            auto weights_of = [&](const Tile& tile, int depth, int stage) {
+                barrier_expect(full(stage), STAGE_BYTES);
+                bring(base + stage * STAGE_BYTES + X_BYTES, tile.column, depth, peer, full(stage));
+            };
+            // Nobody writes weights: a whole ring of them comes while the predecessor ends.
+            int ahead = 0;
+            if (first < walk.count()) {
+                const Tile tile = locate(first);
+                const int some = min(STAGES, steps_of(tile));
+                for (; ahead < some; ++ahead) weights_of(tile, (tile.part * each + ahead) * PROMPT_DEPTH, ahead);
+            }
+            wait_for_predecessor();
             int stage = 0, parity = 1;
-            bool waited = false;
             for (int turn = first; turn < walk.count(); turn += clusters) {
                 const Tile tile = locate(turn);
                 const int steps = steps_of(tile);
                 for (int step = 0; step < steps; ++step) {
                     const int depth = (tile.part * each + step) * PROMPT_DEPTH;
-                    barrier_wait(empty(stage), parity);
-                    barrier_expect(full(stage), STAGE_BYTES);
-                    const uint32_t to = base + stage * STAGE_BYTES;
-                    bring(to + X_BYTES, tile.column, depth, peer, full(stage));
-                    if (!waited) {
-                        wait_for_predecessor();
-                        waited = true;
+                    if (ahead) {
+                        --ahead;
+                    } else {
+                        barrier_wait(empty(stage), parity);
+                        weights_of(tile, depth, stage);
                     }
-                    copy_tile(to, x, depth, tile.token, full(stage));
+                    copy_tile(base + stage * STAGE_BYTES, x, depth, tile.token, full(stage));
                     if (++stage == STAGES) {
                         stage = 0;
                         parity ^= 1;
                     }
                 }
             }
-            if (!waited) wait_for_predecessor();
         } else {
             wait_for_predecessor();
         }
