@@ -1,5 +1,6 @@
 // silu(x · gateᵀ) * (x · upᵀ) for normalised tokens of prompts, or those that norm_factors completes: half of a tile's weight rows are of gate, half the same of up.
 #include "prompt_product.cuh"
+#include "silu.cuh"
 
 using namespace atlas;
 
@@ -9,9 +10,6 @@ namespace {
 struct Factors {
     float of[2];
 };
-
-// Divided approximately: an exact division branches, so that a thread's 64 of them would come one after another.
-__device__ float quick_silu(float x) { return __fdividef(x, 1.0f + __expf(-x)); }
 
 }  // namespace
 

@@ -3,6 +3,7 @@
 // tokens of gate and up, which lie anywhere, piece by piece. Blocks are as many as the machine has processors and walk over
 // the tiles, rows varying fastest, so that those of one expert share its weights in the L2 cache.
 #include "moe_tiles.cuh"
+#include "silu.cuh"
 #include "tma.cuh"
 
 #ifndef STAGES
@@ -158,8 +159,8 @@ moe_tma_gate_up(const void* tiles, const int32_t* order, const uint16_t* x, cons
                 for (int j = 0; j < HALF / 8; ++j) {
                     const int at = column * HALF + j * 8 + lane % 4 * 2;
                     if (at >= size) break;
-                    const float a = silu(acc[j][2 * half]) * acc[j + HALF / 8][2 * half] * by;
-                    const float b = silu(acc[j][2 * half + 1]) * acc[j + HALF / 8][2 * half + 1] * by;
+                    const float a = quick_silu(acc[j][2 * half]) * acc[j + HALF / 8][2 * half] * by;
+                    const float b = quick_silu(acc[j][2 * half + 1]) * acc[j + HALF / 8][2 * half + 1] * by;
                     *reinterpret_cast<uint32_t*>(to + at) = pack(a, b);
                 }
             }

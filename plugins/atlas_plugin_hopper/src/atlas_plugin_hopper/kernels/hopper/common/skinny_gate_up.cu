@@ -1,5 +1,6 @@
 // Gate and up projections and SwiGLU of normalised tokens (or those that norm_factors completes) in one launch, for up to 64 of them. A tile is as many rows
 // of gate as of up, which one thread finds in its own sums.
+#include "silu.cuh"
 #include "skinny.cuh"
 
 #ifndef SKINNY_ROWS
@@ -7,13 +8,6 @@
 #endif
 
 using namespace atlas;
-
-namespace {
-
-// Divided approximately: behind the last weights nothing is left that a division could hide behind.
-__device__ float quick_silu(float x) { return __fdividef(x, 1.0f + __expf(-x)); }
-
-}  // namespace
 
 extern "C" __global__ void __launch_bounds__(SKINNY_THREADS, 1)
 skinny_gate_up(const int32_t* counts, const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap gate,
