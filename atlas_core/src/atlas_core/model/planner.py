@@ -123,8 +123,10 @@ class Planner:
         self._by_op: dict[str, list[OpImplementation]] = {}
         for implementation in context.implementations:
             self._by_op.setdefault(implementation.op, []).append(implementation)
-        self._matches: dict[tuple[int, int], tuple[_Match, ...]] = {}
-        self._signatures: dict[str, Hashable] = {}
+        self._fused: dict[tuple[int, int], Sequence[_Match]] = {}
+        self._alone: dict[int, _Match] = {}
+        self._kinds: dict[Hashable, int] = {}
+        self._signatures: dict[str, int] = {}
         self._bucket = Bucket(0, 0, 0, 0, 0)
         self._answers: dict[Hashable, tuple[_Asked, ...]] = {}
         self._resolutions: dict[Hashable, Resolution[_Asked]] = {}
@@ -150,39 +152,52 @@ class Planner:
         return tuple(steps)
 
     def _longest(self, start: int, end: int) -> Step:
+        """The longest of what may run from ``start`` on; of equals that of the highest rank."""
         refused: list[Candidate] = []
         best: tuple[int, _Match, Resolution[_Asked]] | None = None
-        for found in self._found(start, end):
-            if best and (len(found.replaces) < len(best[1].replaces) or found.pattern is None):
+        for found in self._fused_at(start, end):
+            if best and len(found.replaces) < len(best[1].replaces):
                 break
             resolution = self._resolve(found)
-            if found.pattern is None and resolution.winner is None:
-                node = found.node
-                shapes = ", ".join(f"{name} {list(self._bucket.shape(value))}" for name, value in node.operands.items())
-                resolution.require(
-                    f"no kernel runs {node.op.name} on {self._context.arch} with {self._context.numerics} numerics "
-                    f"({shapes})",
-                    "choose another --hardware or --numerics, or install a plugin that has such a kernel",
-                )
             if resolution.winner is None:
                 refused += resolution.candidates
             elif best is None or resolution.rank > best[0]:
                 best = resolution.rank, found, resolution
-        assert best is not None
+        if best is None:
+            alone = self._alone_at(start)
+            return self._step(alone, self._covered(alone), refused)
         return self._step(best[1], best[2], refused)
 
-    def _found(self, start: int, end: int) -> tuple[_Match, ...]:
-        """What may run from ``start`` on: every pattern that matches there, longest first, then the node itself."""
-        known = self._matches.get((start, end))
+    def _fused_at(self, start: int, end: int) -> Sequence[_Match]:
+        """Every pattern that matches from ``start`` on, longest first."""
+        known = self._fused.get((start, end))
         if known is None:
             nodes = self._program.nodes
             begun = self._patterns.get(nodes[start].op.name, ())
-            fused = [pattern.find(nodes, start, end, self._uses) for pattern in begun]
-            found = [self._match(node, pattern) for pattern, node in filter(None, fused)]
-            found.sort(key=lambda match: -len(match.replaces))
-            known = (*found, self._match(self._program.nodes[start], None))
-            self._matches[start, end] = known
+            found = [pattern.find(nodes, start, end, self._uses) for pattern in begun]
+            known = [self._match(node, pattern) for pattern, node in filter(None, found)]
+            known.sort(key=lambda match: -len(match.replaces))
+            self._fused[start, end] = known
         return known
+
+    def _alone_at(self, start: int) -> _Match:
+        """The node itself."""
+        known = self._alone.get(start)
+        if known is None:
+            known = self._alone[start] = self._match(self._program.nodes[start], None)
+        return known
+
+    def _covered(self, alone: _Match) -> Resolution[_Asked]:
+        """Who runs a node by itself. Raises ResolveError when nobody does."""
+        resolution = self._resolve(alone)
+        if resolution.winner is None:
+            node = alone.node
+            shapes = ", ".join(f"{name} {list(self._bucket.shape(value))}" for name, value in node.operands.items())
+            resolution.require(
+                f"no kernel runs {node.op.name} on {self._context.arch} with {self._context.numerics} numerics ({shapes})",
+                "choose another --hardware or --numerics, or install a plugin that has such a kernel",
+            )
+        return resolution
 
     def _match(self, node: Node, pattern: Pattern | None) -> _Match:
         parts = pattern.parts if pattern else {operand.name: node.op.name for operand in node.op.operands}
@@ -196,12 +211,13 @@ class Planner:
             key = id(node)
         return _Match(node, pattern, parts, replaces, key)
 
-    def _signature(self, value: Value) -> Hashable:
-        """What an operand's spec follows from, but for the bucket."""
+    def _signature(self, value: Value) -> int:
+        """A number for what an operand's spec follows from, but for the bucket."""
         known = self._signatures.get(value.name)
         if known is None:
             layout = self._context.layouts[value.name] if value.kind == "weight" else None
-            known = self._signatures[value.name] = (value.kind, value.shape, value.dtype, layout)
+            kind = (value.kind, value.shape, value.dtype, layout)
+            known = self._signatures[value.name] = self._kinds.setdefault(kind, len(self._kinds))
         return known
 
     def _resolve(self, found: _Match) -> Resolution[_Asked]:

@@ -22,6 +22,8 @@ class DType(Enum):
     U8 = "u8"
     BOOL = "bool"
 
+    __hash__ = object.__hash__  # members are single; Enum's own hash is a call, and planning asks thousands of times
+
     @property
     def itemsize(self) -> int:
         """Bytes of one scalar."""
