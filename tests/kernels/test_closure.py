@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atlas_core.kernels.closure import closure, content_key
+from atlas_core.kernels.closure import closure, content_key, unchanged
 from atlas_core.vocab.errors import KernelError
 
 
@@ -62,3 +62,31 @@ def test_any_bytes_are_a_source_or_a_kernel_error(content):
         assert list(closure("p:a/x", (), {"p:a/x": content}.get)) == ["p:a/x"]
     except KernelError as error:
         assert error.what.startswith("p:a/x")
+
+
+PLACES = ("p:a/x.cu", "p:a/one.h", "p:base/one.h", "p:a/two.h", "p:base/sub/two.h", "core:include/three.h")
+TEXTS = st.lists(st.sampled_from(["one.h", "two.h", "sub/two.h", "three.h", "../base/one.h"]), max_size=2).map(
+    lambda wanted: "".join(f'#include "{name}"\n' for name in wanted)
+)
+
+
+@given(st.dictionaries(st.sampled_from(PLACES), TEXTS), st.dictionaries(st.sampled_from(PLACES), st.none() | TEXTS))
+@settings(deadline=None, max_examples=400)
+def test_what_is_said_to_be_unchanged_has_the_closure_it_had(before, changes):
+    """Whatever was added, removed or rewritten since: a closure is taken as it was only where looking again would give it."""
+    includes = ("p:a", "p:base", "core:include")
+    old = {"p:a/x.cu": "", **before}
+    new = {path: text for path, text in {**old, **changes}.items() if text is not None}
+
+    def found(files):
+        return closure("p:a/x.cu", includes, {path: text.encode() for path, text in files.items()}.get)
+
+    try:
+        recorded = found(old)
+    except KernelError:
+        return
+    if unchanged(recorded, new, {path: text.encode() for path, text in new.items()}.get):
+        assert found(new) == recorded
+    elif new == old:
+        names = [path.rpartition("/")[2] for path in new]
+        assert any(names.count(path.rpartition("/")[2]) > 1 for path in recorded)

@@ -144,21 +144,24 @@ def build(settings: Settings, registry: Registry, ledger: Ledger, guessed: ReadA
             files.callback(guessed.close)
         with ledger.phase("resolve"):
             machine = choose_machine(registry, settings.hardware)
-            waking = aside.start(partial(wake, machine))
-            awake.callback(_let_go, waking)
+            waking = aside.start(partial(wake, machine)) if machine.declaration.wake else None
+            if waking:
+                awake.callback(_let_go, waking)
             model = open_model(registry, settings, ledger.progress)
             files.callback(model.checkpoint.close)
             ahead = aside.start(partial(begin_reading, model, settings, guessed))
             files.callback(_close, ahead)
             opened = None
-            if not machine.declaration.wake:  # it takes no time, and memory gets ready while the step is planned
+            if not waking:  # opening it takes no time, and memory gets ready while the step is planned
                 opened = open_backend(machine, model, settled(settings, machine))
                 undo.callback(opened[0].close)
                 forewarn(opened[0], model, settings)
             plan = make_plan(model, machine, settings)
-        reading = aside.start(lambda: Tokenizer(model.checkpoint.tokenizer(), lazy=True))
+        vocabulary = partial(_vocabulary, model)
+        reading = aside.start(vocabulary) if waking else None
         with ledger.phase("device"):
-            waking.result()
+            if waking:
+                waking.result()
             backend, library = opened or open_backend(machine, model, plan.settings)
             if opened is None:
                 undo.callback(backend.close)
@@ -167,6 +170,8 @@ def build(settings: Settings, registry: Registry, ledger: Ledger, guessed: ReadA
             if found != (machine.processors or found):
                 plan = make_plan(model, machine, settings, found)
             audit(plan, library)
+        # Where no device was waited for, this would only have been in the way.
+        reading = reading or aside.start(vocabulary)
         packed = partial(_packed, registry, library, model, plan.settings)
 
         def progress(done: int, total: int, note: str) -> None:
@@ -191,15 +196,12 @@ def forewarn(backend: GpuBackend, model: Model, settings: Settings) -> None:
 
 
 def wake(machine: Machine) -> Callable[[], None]:
-    """Have the machine's driver started, where its plugin knows how; what is returned ends that, once a backend is open.
+    """Have the machine's driver started, as its plugin knows how; what is returned ends that, once a backend is open.
 
     A driver that cannot be started is left to the opening of the backend, which says so.
     """
-    target = machine.declaration.wake
-    if not target:
-        return lambda: None
     try:
-        undo: Callable[[], None] = load(target, machine.dist)()
+        undo: Callable[[], None] = load(machine.declaration.wake, machine.dist)()
     except DeviceError:
         return lambda: None
     return undo
@@ -212,6 +214,10 @@ def _close(ahead: "Future[ReadAhead]") -> None:
 
 def _let_go(waking: "Future[Callable[[], None]]") -> None:
     waking.result()()
+
+
+def _vocabulary(model: Model) -> Tokenizer:
+    return Tokenizer(model.checkpoint.tokenizer(), lazy=True)
 
 
 def open_backend(machine: Machine, model: Model, settings: Settings) -> tuple[GpuBackend, KernelLibrary]:

@@ -3,7 +3,8 @@
 import hashlib
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 
 from atlas_core.kernels.tree import Unit
@@ -92,6 +93,20 @@ def closure(source: str, includes: Sequence[str], read: Read) -> dict[str, str]:
                     "Use quotes.",
                 )
     return {path: _sha256(found[path]) for path in sorted(found)}
+
+
+def unchanged(files: Mapping[str, str], listed: Iterable[str], read: Read) -> bool:
+    """Whether ``closure`` would give ``files`` again, found out without looking for includes; False where that does not tell.
+
+    Every file has its digest, and no other one of ``listed``, all ids of the packages where includes are looked for, has the name of
+    one of them: so nothing else can be found in its place.
+    """
+    names = Counter(path.rpartition("/")[2] for path in listed)
+    for path, digest in files.items():
+        content = read(path)
+        if content is None or names[path.rpartition("/")[2]] != 1 or _sha256(content) != digest:
+            return False
+    return True
 
 
 @lru_cache(maxsize=256)

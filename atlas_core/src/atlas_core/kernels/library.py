@@ -1,12 +1,12 @@
 """The binaries that one target runs: found, or an error that says how to build them. No compiler, no fallback."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from msgspec import Struct
 
-from atlas_core.kernels.closure import closure, source_key
+from atlas_core.kernels.closure import closure, source_key, unchanged
 from atlas_core.kernels.record import MANIFEST, CompiledLayer, load
 from atlas_core.kernels.scan import Places
 from atlas_core.kernels.tree import COMMON, KernelTree, Unit
@@ -149,13 +149,20 @@ class KernelLibrary:
         record = None if compiled is None else compiled.modules.get(unit.module)
         if record is None or not (self._folder(layer) / record.file).is_file():
             return f"It is not built: {self._folder(layer)} has no {unit.module}."
-        files = closure(unit.source, unit.includes, self._tree.read)
+        files = dict(record.files)
+        if not unchanged(files, self._searched(unit), self._tree.read):
+            files = closure(unit.source, unit.includes, self._tree.read)
         if source_key(unit, files, self.target.arch) == record.source_key:
             return ""
         changed = sorted(
             path for path in files.keys() | record.files.keys() if files.get(path) != record.files.get(path)
         )
         return f"It is stale: {', '.join(changed) or 'its declaration'} changed since it was built."
+
+    def _searched(self, unit: Unit) -> Iterator[str]:
+        """Every file of the packages in which a unit's includes are looked for."""
+        for package in {path.partition(":")[0] for path in (unit.source, *unit.includes)}:
+            yield from (f"{package}:{path}" for path in self._tree.roots[package].files)
 
     def _checked(self, layer: str, unit: Unit, entry: str, what: str) -> CompiledKernel:
         compiled, command = self._compiled[layer], build_command(self.target.hardware, self.target.arch, layer)
