@@ -54,27 +54,26 @@ def points(groups: Collection[str]) -> list[Point]:
     seen: set[str] = set()
     for place in dict.fromkeys(places):
         for folder in _folders(place):
-            name = re.sub(r"[-_.]+", "-", folder.name.partition("-")[0].removesuffix(".egg")).lower()
+            name = re.sub(r"[-_.]+", "-", folder.rpartition("/")[2].partition("-")[0].removesuffix(".egg")).lower()
             if name not in seen:
                 seen.add(name)
                 found += _points_of(folder, groups)
     return found
 
 
-def _folders(place: Path) -> list[Path]:
+def _folders(place: Path) -> list[str]:
     try:
         with os.scandir(place) as entries:
-            names = sorted(entry.name for entry in entries if entry.name.endswith(tuple(_SUFFIXES)))
+            return sorted(entry.path for entry in entries if entry.name.endswith(tuple(_SUFFIXES)))
     except OSError:
         return []  # what is no folder, or may not be looked into, has no modules either
-    return [place / name for name in names]
 
 
-def _points_of(folder: Path, groups: Collection[str]) -> Iterator[Point]:
-    text = _read(folder / "entry_points.txt")
+def _points_of(folder: str, groups: Collection[str]) -> Iterator[Point]:
+    text = _read(f"{folder}/entry_points.txt")
     if not any(f"[{group}]" in text for group in groups):
         return
-    metadata = _read(folder / _SUFFIXES[folder.suffix])
+    metadata = _read(f"{folder}/{next(name for suffix, name in _SUFFIXES.items() if folder.endswith(suffix))}")
     dist, version = _header(metadata, "Name"), _header(metadata, "Version")
     group = ""
     for line in map(str.strip, text.splitlines()):
@@ -91,9 +90,10 @@ def _header(metadata: str, name: str) -> str | None:
     return found[1] if found else None
 
 
-def _read(path: Path) -> str:
+def _read(path: str) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        with open(path, encoding="utf-8") as file:  # noqa: PTH123  most folders have no such file, and a Path takes longer to say so
+            return file.read()
     except (OSError, UnicodeDecodeError):
         return ""  # the record of a plugin says so where it matters
 
