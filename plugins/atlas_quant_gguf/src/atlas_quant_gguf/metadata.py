@@ -124,7 +124,7 @@ class _Cursor:
     def strings(self, count: int, what: str) -> Sequence[str]:
         """As many strings one behind the other. Most are found by looking at a block at once."""
         begin = self.position
-        lengths: list[npt.NDArray[np.int64]] = []
+        lengths: list[npt.NDArray[np.int32]] = []
         found, single = 0, 1
         while found < count:
             several = self._short(count - found)
@@ -133,12 +133,11 @@ class _Cursor:
             found += len(several)
             others = [self._length(what) for _ in range(min(single, count - found))]
             found += len(others)
-            lengths += [several, np.array(others, np.int64)]
+            lengths += [several, np.array(others, np.int32)]
         end, self.position = self.position, begin
         self._seek()
-        sizes = np.concatenate([np.zeros(0, np.int64), *lengths])
-        ends = np.cumsum(sizes + PREFIX)
-        texts = Texts(self.take(end - begin), ends - sizes, ends, begin)
+        sizes = np.concatenate([np.zeros(0, np.int32), *lengths])
+        texts = Texts(self.take(end - begin), sizes, begin)
         if count > _FEW:
             return texts  # checked by who takes them for a vocabulary, while weights are read
         try:
@@ -148,7 +147,7 @@ class _Cursor:
             self.refuse(f"{what} is not UTF-8: {error.reason}")
         return list(texts)
 
-    def _short(self, most: int) -> npt.NDArray[np.int64]:
+    def _short(self, most: int) -> npt.NDArray[np.int32]:
         """The lengths of short strings from here on, which are skipped; none where the next is not one of them."""
         try:
             data = self._file.read(min(_BLOCK, self.size - self.position, _MAX_HEADER - self.position))

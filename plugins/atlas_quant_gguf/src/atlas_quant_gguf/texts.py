@@ -4,6 +4,7 @@ A vocabulary has hundreds of thousands, and a start looks at a handful.
 """
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import overload
 
 import numpy as np
@@ -14,30 +15,34 @@ PREFIX = 8
 
 
 class Texts(Sequence[str]):
-    """As many strings as ``starts`` has entries: string ``i`` is UTF-8 from ``starts[i]`` to ``ends[i]`` of ``data``,
-    which begins at byte ``place`` of its file.
+    """As many strings as ``sizes`` (int32) has entries, UTF-8, one behind the other in ``data``, each behind its length.
 
-    Whoever looks into one that is not gets UnicodeDecodeError; ``check`` looks into all at once.
+    ``data`` begins at byte ``place`` of its file. Whoever looks into a string that is no UTF-8 gets UnicodeDecodeError; ``check``
+    looks into all at once.
     """
 
-    def __init__(self, data: bytes, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], place: int = 0) -> None:
+    def __init__(self, data: bytes, sizes: npt.NDArray[np.int32], place: int = 0) -> None:
         self.place = place
         self._data = data
-        self._starts, self._ends = starts, ends
+        self._sizes = sizes
+
+    @cached_property
+    def _ends(self) -> npt.NDArray[np.int64]:
+        return np.cumsum(self._sizes + PREFIX, dtype=np.int64)
 
     def check(self) -> None:
         """Raises UnicodeDecodeError when one is not UTF-8, with its position in ``data``."""
-        starts = self._starts
+        starts = self._ends - self._sizes
         # With zeros for the lengths between them all are one text, since no character reaches across a zero.
         text = np.frombuffer(self._data, np.uint8).copy()
         text[starts - PREFIX] = 0
-        longer = starts[self._ends - starts >= 256]
+        longer = starts[self._sizes >= 256]
         for byte in range(1, PREFIX):
             text[longer - byte] = 0
         text.tobytes().decode("utf-8")
 
     def __len__(self) -> int:
-        return len(self._starts)
+        return len(self._sizes)
 
     @overload
     def __getitem__(self, index: int) -> str: ...
@@ -46,15 +51,16 @@ class Texts(Sequence[str]):
     def __getitem__(self, index: int | slice) -> str | list[str]:
         if isinstance(index, slice):
             return [self[each] for each in range(len(self))[index]]
-        return self._data[self._starts[index] : self._ends[index]].decode()
+        end = self._ends[index]
+        return self._data[end - self._sizes[index] : end].decode()
 
     def __iter__(self) -> Iterator[str]:
         data = self._data
-        spans = zip(self._starts.tolist(), self._ends.tolist(), strict=True)
-        return (data[start:end].decode() for start, end in spans)
+        spans = zip(self._ends.tolist(), self._sizes.tolist(), strict=True)
+        return (data[end - size : end].decode() for end, size in spans)
 
 
-def short_lengths(data: bytes) -> npt.NDArray[np.int64]:
+def short_lengths(data: bytes) -> npt.NDArray[np.int32]:
     """The lengths of the strings that ``data`` begins with, as far as they follow from looking at all of it at once.
 
     Wherever seven zeros stand there may be the length of a short string (fewer than 256 bytes), in the byte before. The true ones are those that lead
@@ -67,8 +73,8 @@ def short_lengths(data: bytes) -> npt.NDArray[np.int64]:
     at = np.flatnonzero(four[:-3] & four[3:]) - 1
     at = at[at >= 0]
     if not len(at) or at[0] != 0:
-        return np.zeros(0, np.int64)
-    lengths = found[at].astype(np.int64)
+        return np.zeros(0, np.int32)
+    lengths = found[at].astype(np.int32)
     follows = at[:-1] + PREFIX + lengths[:-1] == at[1:]
     count = len(follows) if follows.all() else int(follows.argmin())
     whole = at[count] + PREFIX + lengths[count] <= len(data)
