@@ -21,6 +21,8 @@ class Child:
         began = time.perf_counter()
         # Installed packages have their modules compiled; a checkout must be allowed to keep them.
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+        # Threads of numpy's that neither engine has a use for, and that spin while it is imported; Atlas's server says so itself.
+        environment["OPENBLAS_NUM_THREADS"] = "1"
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
         )

@@ -17,7 +17,7 @@ from atlas_core.contracts.ops import BindContext, Buffer, OperandSpec, OpNeed
 from atlas_core.kernels.build import Builder, Selection, jobs
 from atlas_core.kernels.library import KernelLibrary
 from atlas_core.kernels.scan import scan
-from atlas_core.ops.arrays import tiled_keys, untiled_keys
+from atlas_core.ops.arrays import by_layer, laid_out
 from atlas_core.ops.primitives import PRIMITIVES
 from atlas_core.vocab.dtype import DType
 from atlas_core.vocab.layout import StorageLayout, plain
@@ -147,9 +147,9 @@ class Bench:
         )  # fmt: skip
         verdict = implementation.supports(need)
         assert verdict.ok, verdict
-        tiles = {name: implementation.kv_layouts(need)[0].key_tile for name in caches}
-        for name, tile in tiles.items():
-            views[name][...] = tiled_keys(views[name], tile)
+        layouts = {name: implementation.kv_layouts(need)[0] for name in caches}
+        for name, kv in layouts.items():
+            views[name][...] = laid_out(views[name], kv)
         for name, packed in implementation.packings(need).items():
             weight = arrays[name]
             data = implementation.pack(packed.name, weight.layout, weight.values.shape, weight.data)
@@ -170,7 +170,7 @@ class Bench:
             self.backend.launch_graph(graph, stream)
         self.backend.destroy_graph(graph)
         result = {
-            name: (untiled_keys(memory, tiles[name]) if name in tiles else memory)[: shapes[name][0]].copy()
+            name: (by_layer(memory, layouts[name]) if name in layouts else memory)[: shapes[name][0]].copy()
             for name, memory in views.items()
         }
         for name in outputs.keys() & step.live.keys():

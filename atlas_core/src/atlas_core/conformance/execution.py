@@ -10,7 +10,7 @@ from atlas_core.conformance.guarded import GuardedMemory
 from atlas_core.conformance.variant import Variant, live_shape, padded
 from atlas_core.contracts.backend import Event, GpuBackend, Graph, Stream
 from atlas_core.contracts.ops import BindContext, Buffer, OpImplementation, OpNeed, Packed
-from atlas_core.ops.arrays import floating, numpy_dtype, tiled_keys, untiled_keys
+from atlas_core.ops.arrays import by_layer, floating, laid_out, numpy_dtype
 from atlas_core.ops.contract import Case, Operand, Tolerance
 from atlas_core.ops.step import COUNT_WORDS, Count
 from atlas_core.runtime.capture import captured
@@ -162,12 +162,12 @@ class Execution:
     def _laid_out(self, operand: Operand, array: Array) -> Array:
         """A cache's array as the layout under trial has it in memory; others as they are."""
         kv = self._variant.kv
-        return tiled_keys(array, kv.key_tile) if operand.kind == "cache" and kv else array
+        return laid_out(array, kv) if operand.kind == "cache" and kv else array
 
     def _logical(self, operand: Operand, array: Array) -> Array:
         """The inverse of ``_laid_out``."""
         kv = self._variant.kv
-        return untiled_keys(array, kv.key_tile) if operand.kind == "cache" and kv else array
+        return by_layer(array, kv) if operand.kind == "cache" and kv else array
 
     def _phase(self, phase: str, case: Case) -> list[str]:
         """Load a case, replay, and compare everything."""

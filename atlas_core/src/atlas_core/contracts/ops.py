@@ -119,6 +119,7 @@ class KVLayout(Struct, frozen=True):
 
     ``page_tokens`` positions a page; element (kv, head, token, dim) with kv 0 = keys, 1 = values. ``key_tile`` above 1: keys
     of so many consecutive tokens lie dimension by dimension, [token / key_tile, dim, token % key_tile]; it divides a page.
+    A cache is [layer, page], or [page, layer] where ``layers_together``, so that few tokens take little of a large cache.
     """
 
     name: str
@@ -126,6 +127,7 @@ class KVLayout(Struct, frozen=True):
     page_tokens: int
     order: str = "kv, head, token, dim"
     key_tile: int = 1
+    layers_together: bool = False
 
     def page_bytes(self, kv_heads: int, head_dim: int) -> int:
         """Bytes of one page of one layer."""

@@ -32,6 +32,8 @@ def main() -> int:
     )
     parser.add_argument("--early", action="store_true", help="standard input has the settings that will be ordered")
     arguments = parser.parse_args()
+    # Nothing here multiplies matrices by numpy, and its threads would keep a processor busy while others import and read.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     gc.disable()  # until it is ready: a start makes hundreds of thousands of objects, which all stay
     early = sys.stdin.buffer.read() if arguments.early else None
     # A terminal's Ctrl-C and a supervisor's TERM reach the whole group; the API process drains, then closes the socket.

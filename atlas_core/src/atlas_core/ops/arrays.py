@@ -1,4 +1,4 @@
-"""Physical scalar types as numpy types, and rounding to them."""
+"""Physical scalar types as numpy types, rounding to them, and caches as they lie in memory."""
 
 from collections.abc import Mapping
 from functools import cache
@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from atlas_core.contracts.ops import KVLayout
 from atlas_core.vocab.dtype import DType
 
 _NUMPY: Mapping[DType, np.dtype[Any]] = {
@@ -46,19 +47,21 @@ def rounded(array: np.ndarray[Any, Any], dtype: DType) -> np.ndarray[Any, Any]:
     return array.astype(numpy_dtype(dtype)).astype(np.float32)
 
 
-def tiled_keys(cache: np.ndarray[Any, Any], tile: int) -> np.ndarray[Any, Any]:
-    """A cache [..., 2, head, token, dim] with its keys as a KVLayout of this ``key_tile`` has them; a copy of equal shape."""
-    result = cache.copy()
-    keys = cache[..., 0, :, :, :]
-    *outer, tokens, dim = keys.shape
-    result[..., 0, :, :, :] = keys.reshape(*outer, tokens // tile, tile, dim).swapaxes(-1, -2).reshape(keys.shape)
-    return result
+def laid_out(cache: np.ndarray[Any, Any], layout: KVLayout) -> np.ndarray[Any, Any]:
+    """A cache [layer, page, 2, head, token, dim] as it lies in memory; a copy of equal shape."""
+    *outer, tokens, dim = cache[:, :, 0].shape
+    result, tile = cache.copy(), layout.key_tile
+    keys = cache[:, :, 0].reshape(*outer, tokens // tile, tile, dim).swapaxes(-1, -2)
+    result[:, :, 0] = keys.reshape(*outer, tokens, dim)
+    return result.swapaxes(0, 1).reshape(cache.shape) if layout.layers_together else result
 
 
-def untiled_keys(cache: np.ndarray[Any, Any], tile: int) -> np.ndarray[Any, Any]:
-    """The inverse of ``tiled_keys``."""
-    result = cache.copy()
-    keys = cache[..., 0, :, :, :]
-    *outer, tokens, dim = keys.shape
-    result[..., 0, :, :, :] = keys.reshape(*outer, tokens // tile, dim, tile).swapaxes(-1, -2).reshape(keys.shape)
+def by_layer(memory: np.ndarray[Any, Any], layout: KVLayout) -> np.ndarray[Any, Any]:
+    """The inverse of ``laid_out``."""
+    layers, pages, *page = memory.shape
+    result = memory.reshape(pages, layers, *page).swapaxes(0, 1).copy() if layout.layers_together else memory.copy()
+    *outer, tokens, dim = result[:, :, 0].shape
+    tile = layout.key_tile
+    keys = result[:, :, 0].reshape(*outer, tokens // tile, dim, tile).swapaxes(-1, -2)
+    result[:, :, 0] = keys.reshape(*outer, tokens, dim)
     return result

@@ -17,20 +17,25 @@ class _Cached(CpuImplementation):
     module = "attention"
 
     def kv_layouts(self, need: OpNeed) -> Sequence[KVLayout]:
-        """float32, heads outermost; in pages of whole tiles of 16 tokens, one load brings a dimension of 16 keys."""
+        """float32, heads outermost; in pages of whole tiles of 16 tokens, one load brings a dimension of 16 keys.
+
+        Pages of one number lie together: memory of the host is there once it is touched, in blocks of 2 MiB, and a layer by
+        itself would take one for its first token.
+        """
         tokens: int = need.attrs["page_tokens"]
         if tokens % _TILE:
-            return (KVLayout("hnd_f32", DType.F32, tokens),)
-        return (KVLayout("hnd_f32_k16", DType.F32, tokens, key_tile=_TILE),)
+            return (KVLayout("lhnd_f32", DType.F32, tokens, layers_together=True),)
+        return (KVLayout("lhnd_f32_k16", DType.F32, tokens, key_tile=_TILE, layers_together=True),)
 
     def _cache_ints(self, need: OpNeed) -> tuple[Arg, ...]:
         """The cache's shape as kernels take it."""
-        return (*ints(need, *_CACHE_INTS), i32(self.kv_layouts(need)[0].key_tile))
+        layers = need.operands["cache"].shape[0]
+        return (*ints(need, *_CACHE_INTS), i32(self.kv_layouts(need)[0].key_tile), i32(layers))
 
     def _layer(self, need: OpNeed, context: BindContext) -> Arg:
-        """Where the node's layer begins; layers are equal parts of the buffer."""
-        cache = context.operands["cache"]
-        return ptr(cache.address + need.attrs["layer"] * (cache.nbytes // need.operands["cache"].shape[0]))
+        """Where the first page of the node's layer begins."""
+        page = self.kv_layouts(need)[0].page_bytes(need.attrs["kv_heads"], need.attrs["head_dim"])
+        return ptr(context.operands["cache"].address + need.attrs["layer"] * page)
 
 
 class KvAppend(_Cached):

@@ -1,4 +1,4 @@
-// What products.cpp needs of a C library, where none is at hand for the processor: building one takes a compiler minutes.
+// What the programs need of a C library, where none is at hand for the processor: building one takes a compiler minutes.
 // It is compiled without built-in functions, or a loop that copies would become a call of memcpy.
 
 #include <stddef.h>

@@ -80,7 +80,7 @@ void attend_over_pages(int tokens) {
     for (int page = 0; page < kPages; ++page) state[kTable + page] = kPages - 1 - page;
     const int32_t cu_q[2] = {0, tokens}, row_slot[1] = {0};
     fast_paged_attention(counts, q, cu_q, row_slot, state, cache, y, kHeads, 1, kDim, kPage, kStride, kTable, 16,
-                         0, 0.158f, 0, 1);
+                         1, 0, 0.158f, 0, 1);
     for (int i = 0; i < tokens * kHeads * kDim; ++i) show_value("attention", tokens, i, y[i]);
 }
 

@@ -346,9 +346,9 @@ void attend(Walk& walk, int count, const Pages& pages, float scale) {
 void fast_paged_attention(const int32_t* counts, const float* q, const int32_t* cu_q, const int32_t* row_slot,
                           const int32_t* state, const float* layer, float* y, int32_t q_heads, int32_t kv_heads,
                           int32_t head_dim, int32_t page_tokens, int32_t slot_stride, int32_t table_offset,
-                          int32_t key_tile, int32_t window, float scale, int task, int ntasks) {
+                          int32_t key_tile, int32_t layers, int32_t window, float scale, int task, int ntasks) {
     const AttentionCall call = {counts, q, cu_q, row_slot, state, layer, y, q_heads, kv_heads, head_dim, page_tokens,
-                                slot_stride, table_offset, key_tile, window, counts[ATLAS_TOKENS],
+                                slot_stride, table_offset, key_tile, layers, window, counts[ATLAS_TOKENS],
                                 counts[ATLAS_SEQUENCES], ATLAS_POSITION};
     Walk walk;
     each_walk(call, kQueries, task, ntasks, [&](int i, const Query& query) ATLAS_FLAT { walk.query[i] = query; },

@@ -1,8 +1,8 @@
 // Keys and values in pages, as attention reads them.
 //
-// A page of a layer is [2, kv heads, page_tokens, head_dim] floats, keys first. Where a page holds whole tiles of 16
-// tokens (key_tile 16), the keys of a tile are turned, [head_dim, 16], so that one load brings one dimension of 16 keys;
-// else they are turned on the way.
+// A page of a layer is [2, kv heads, page_tokens, head_dim] floats, keys first; pages of one number, of all layers, lie side
+// by side. Where a page holds whole tiles of 16 tokens (key_tile 16), the keys of a tile are turned, [head_dim, 16], so that
+// one load brings one dimension of 16 keys; else they are turned on the way.
 #pragma once
 
 #include "rows.h"
@@ -53,7 +53,7 @@ struct AttentionCall {
     const int32_t *cu_q, *row_slot, *state;
     const float* layer;
     float* y;
-    int q_heads, kv_heads, head_dim, page_tokens, slot_stride, table_offset, key_tile, window;
+    int q_heads, kv_heads, head_dim, page_tokens, slot_stride, table_offset, key_tile, layers, window;
     int tokens, sequences, position;  // live counts, and the place of a sequence's position in its state
 };
 
@@ -65,7 +65,7 @@ ATLAS_INLINE void each_walk(const AttentionCall& call, int most, int task, int n
     // Heads that share keys are worked on together, unless that would leave tasks without work.
     const int together = 2 * call.tokens * call.kv_heads >= ntasks ? smaller(group, most) : 1;
     const int parts = (group + together - 1) / together, tile = greater(most / together, 1);
-    const size_t head = static_cast<size_t>(call.page_tokens) * dim;
+    const size_t head = static_cast<size_t>(call.page_tokens) * dim, page = 2 * call.layers * call.kv_heads * head;
     int64_t item = 0;
     for (int row = 0; row < call.sequences; ++row) {
         const int32_t* slot = call.state + static_cast<size_t>(call.row_slot[row]) * call.slot_stride;
@@ -81,7 +81,7 @@ ATLAS_INLINE void each_walk(const AttentionCall& call, int most, int task, int n
                     put(i, Query{call.q + at, call.y + at, call.window > 0 ? greater(last - call.window + 1, 0) : 0, last});
                 }
                 attend(count * heads, Pages{call.layer + kv_head * head, slot + call.table_offset, call.page_tokens, dim,
-                                            call.key_tile, 2 * call.kv_heads * head, call.kv_heads * head});
+                                            call.key_tile, page, call.kv_heads * head});
             }
         }
     }
