@@ -11,7 +11,7 @@ from scripted import oracle
 
 from atlas_core.scheduler.allowance import Allowance
 
-STEPS = ((128, 200), (256, 320), (384, 384), (512, 500))
+STEPS = ((128, 200), (256, 320), (384, 384), (512, 500), (640, 717))
 LLAMA = replace(LIMITS, max_prefill_tokens=8192, max_mixed_tokens=496, mixed_steps=STEPS, even_context=26_630)
 ENDLESS = 10**6
 
@@ -44,7 +44,10 @@ def price(limits, decodes, taken):
     attention = sum(Fraction(count * context, limits.even_context or 1) for count, context in taken)
     whole = products(limits, decodes + sum(count for count, _ in taken))
     attended = attention if limits.even_context else 0
-    return (whole + attended) / Fraction(decodes + limits.prompt_tokens(decodes))
+    most = decodes + limits.prompt_tokens(decodes)
+    if most > limits.max_mixed_tokens:
+        most = max(most, products(limits, most))
+    return (whole + attended) / Fraction(most)
 
 
 @given(cases())
@@ -121,7 +124,7 @@ def test_the_longer_the_context_the_fewer_tokens_and_alone_it_does_not_matter(ca
         (32, 8000, 60000, 96),
         (32, 460, 0, 352),  # four tiles are beyond the budget
         (32, 40, 60000, 40),
-        (480, 8000, 0, 124),  # a quarter, in no size at all
+        (480, 8000, 0, 124),  # a quarter, in a size that is else too dear
         (0, 8000, 8000, 8000),
     ],
 )

@@ -16,13 +16,18 @@ class Allowance:
     """
 
     def __init__(self, limits: Limits, decodes: int) -> None:
-        mixed = decodes > 0 and limits.max_mixed_tokens is not None
-        even = limits.even_context if mixed else None
-        self._sizes = limits.mixed_steps if mixed else ()
+        most = limits.max_mixed_tokens if decodes else None
+        even = None if most is None else limits.even_context
+        self._sizes = () if most is None else limits.mixed_steps
         self._unit, self._attends = (1, False) if even is None else (even, True)
         self._left = limits.prompt_tokens(decodes)
         self._tokens, self._taken, self._cut = decodes, 0, False
-        self._budget = (decodes + self._left) * self._unit
+        budget = decodes + self._left
+        if most is not None and budget > most:
+            budget = max(
+                budget, self._products(budget)
+            )  # so many decodes that prompts have their share beyond the most
+        self._budget = budget * self._unit
 
     def __bool__(self) -> bool:
         """Whether a further prompt gets a token at least."""
