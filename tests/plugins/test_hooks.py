@@ -42,10 +42,10 @@ def test_atlas_comm_backend(offered):
 
 
 def test_atlas_model_weight_loader(offered):
-    declaration = 'ModelDecl("toy", "a:b", aliases=("toy_moe",), ops="a:ops")'
+    declaration = 'ModelDecl("toy", "a:b", aliases=("toy_moe",), ops="a:ops", implementations="a:run")'
     models = offered("atlas_model_weight_loader", declaration, "atlas.models").models
     assert models["toy"] is models["toy_moe"]
-    assert (models["toy"].loader, models["toy"].ops) == ("a:b", "a:ops")
+    assert (models["toy"].loader, models["toy"].ops, models["toy"].implementations) == ("a:b", "a:ops", "a:run")
 
 
 def test_atlas_quant_format(offered):

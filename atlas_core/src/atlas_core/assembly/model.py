@@ -7,6 +7,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
+from atlas_core.assembly.own_ops import NO_OWN_OPS, OwnOps, own_ops
 from atlas_core.contracts.checkpoint import Checkpoint, CheckpointReader, Pooled, Pooling
 from atlas_core.contracts.declarations import CatalogueEntry, ModelDecl
 from atlas_core.contracts.model import ModelWeightLoader, NameMap
@@ -63,6 +64,7 @@ class Model(Struct, frozen=True):
     preset: Resolution[ModelPreset]
     names: NameMap
     pooling: Pooling | None = None
+    own: OwnOps = NO_OWN_OPS
 
     def storage(self, weights: Iterable[Value], transcode: str) -> dict[str, StorageLayout]:
         """How each recorded weight is stored when kernels get to see it: matrices as ``transcode`` says, unless it is none.
@@ -138,10 +140,11 @@ def _understand(
     registry: Registry, path: Path, checkpoint: Checkpoint, container: str, containers: tuple[Candidate, ...]
 ) -> Model:
     declaration, dist, loader, spec = _family(registry, checkpoint.config)
+    own = own_ops(declaration, dist)
     names = loader.name_map(checkpoint.naming, spec)
     pooling = checkpoint.pooling if isinstance(checkpoint, Pooled) else None
     if pooling is not None:
-        names = headless(names, {value.name for value in _recorded(loader, spec, hidden=True)})
+        names = headless(names, {value.name for value in _recorded(loader, spec, own, hidden=True)})
     formats = _parts(registry, "weights")
     checkpoint, failed = _assembled(checkpoint, formats)
     found: Resolution[QuantFormat] = _detect(
@@ -161,7 +164,7 @@ def _understand(
     return Model(
         path, checkpoint, container, containers, declaration.model_type, dist,
         tuple(root.package for root in declaration.kernel_roots), loader, spec, found.name, found.candidates, chosen, store,
-        choose_preset(presets, declaration.model_type, spec.hidden_size, str(path)), names, pooling,
+        choose_preset(presets, declaration.model_type, spec.hidden_size, str(path)), names, pooling, own,
     )  # fmt: skip
 
 
@@ -240,17 +243,20 @@ def headless(names: NameMap, recorded: Collection[str]) -> NameMap:
     return NameMap(weights, (*names.ignored, *unused))
 
 
-def _recorded(loader: ModelWeightLoader, spec: ModelSpec, *, hidden: bool) -> tuple[Value, ...]:
+def _recorded(loader: ModelWeightLoader, spec: ModelSpec, own: OwnOps, *, hidden: bool) -> tuple[Value, ...]:
     """The weights that the model's program asks for, whatever it runs on."""
     layout = StepLayout(SlotLayout(1, (1,) * sum(cache.paged for cache in spec.caches), 0), 16, DType.BF16, 1)
-    return record(loader, spec, layout, hidden=hidden).weights()
+    return record(loader, spec, layout, own.ops, hidden=hidden).weights()
 
 
 def _dummy(registry: Registry, path: Path) -> Model:
     """Random weights of the right shapes: the shapes are those that the recorded program asks for."""
-    _, _, loader, spec = _family(registry, ModelDirectory(path).config)
+    declaration, dist, loader, spec = _family(registry, ModelDirectory(path).config)
     names: NameMap = loader.name_map("hf", spec)
-    shapes = {value.name: tuple(int(dim) for dim in value.shape) for value in _recorded(loader, spec, hidden=False)}
+    shapes = {
+        value.name: tuple(int(dim) for dim in value.shape)
+        for value in _recorded(loader, spec, own_ops(declaration, dist), hidden=False)
+    }
     checkpoint = DummyCheckpoint(path, names, shapes)
     asked = (Candidate("dummy", Verdict.yes(0, "--load-format dummy: weights are random")),)
     return _understand(registry, path, checkpoint, "dummy", asked)

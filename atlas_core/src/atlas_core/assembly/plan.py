@@ -143,13 +143,14 @@ def _planned(model: Model, machine: Machine, settings: Settings, processors: int
         slots,
         settings.state_snapshots if settings.prefix_cache and _recurrent(model) else 0,
     )
-    program = record(model.loader, model.spec, layout, hidden=model.pooling is not None)
+    program = record(model.loader, model.spec, layout, model.own.ops, hidden=model.pooling is not None)
     if settings.count_experts:
         program = _counted(program, settings, embeds=model.pooling is not None)
     weights = model.storage(program.weights(), settings.transcode)
     patterns = tuple(Pattern.of(fused, PRIMITIVES) for fused in machine.fused)
+    implementations = (*model.own.of([each.manifest.name for each in machine.chain]), *machine.implementations)
     context = Context(
-        machine.arch, settings.numerics, layout.activation, weights, machine.implementations, patterns, processors
+        machine.arch, settings.numerics, layout.activation, weights, implementations, patterns, processors
     )
     choices = Choices()
     planner = Planner(program, context, choices)

@@ -76,7 +76,9 @@ class CatalogueEntry(Struct, frozen=True):
 class ModelDecl(Struct, frozen=True):
     """A model family. ``loader`` is ``module:attr`` of a class of no arguments that is a ModelWeightLoader.
 
-    ``aliases`` are further model_types it reads (canonical spelling). ``ops`` is ``module:attr`` of a callable giving its own ops.
+    ``aliases`` are further model_types it reads (canonical spelling). ``ops`` is ``module:attr`` of a callable () → ops of its own, each
+    named ``<distribution>:<op>``; ``implementations`` of a callable (hardware) → who runs them there, asked for the machine and for each
+    that it extends, with kernels from ``kernel_roots``. Machines may run them as well.
     ``tool_call_parser`` and ``reasoning_parser`` name dialects; empty, the chat template shows which they are.
     ``presets`` is the importable package in which ``models/<model>/MODEL.toml`` say what is advised for models known by name.
     """
@@ -86,6 +88,7 @@ class ModelDecl(Struct, frozen=True):
     aliases: Sequence[str] = ()
     kernel_roots: Sequence[KernelRoot] = ()
     ops: str = ""
+    implementations: str = ""
     tool_call_parser: str = ""
     reasoning_parser: str = ""
     presets: str = ""
