@@ -4,8 +4,13 @@ import ast
 import importlib
 import inspect
 import re
+import typing
+
+import msgspec
 
 from atlas_core import hookspecs
+from atlas_core.contracts import declarations
+from atlas_core.contracts.backend import Capabilities
 from atlas_core.plugins import GROUPS
 
 
@@ -51,3 +56,22 @@ def test_exports_are_sorted_and_real(packages, modules):
         assert [name for name in module.__all__ if not hasattr(module, name)] == [], dotted
         checked += 1
     assert checked > 0
+
+
+def test_what_plugins_declare_is_read_by_somebody(packages):
+    """A field that nobody reads would be a promise that nobody keeps."""
+    core = packages["atlas_core"]
+    text = "\n".join(path.read_text() for path in core.rglob("*.py") if "contracts" not in path.parts)
+    kinds = [
+        *typing.get_args(declarations.Declaration),
+        declarations.CatalogueEntry,
+        declarations.KernelRoot,
+        Capabilities,
+    ]
+    unread = [
+        f"{kind.__name__}.{field.name}"
+        for kind in kinds
+        for field in msgspec.structs.fields(kind)
+        if kind is not declarations.CommBackendDecl and not re.search(rf"\.{field.name}\b|\"{field.name}\"", text)
+    ]
+    assert unread == []

@@ -20,16 +20,14 @@ class Capabilities(Struct, frozen=True):
     ``asynchronous``: enqueue and launch_graph return before the work is done, so the engine runs one step ahead.
     ``bucketed``: grids are fixed when a graph is captured, so the engine captures one graph per bucket of rows.
     ``unified_memory``: device addresses may be read and written by the host, and kernels may read page-locked host memory.
-    ``peer_access``: other ranks' memory is mapped. ``host_link``: kernels read and write page-locked host memory in place, and the
-    backend is a HostLink.
+    ``event_timing``: events know when they were reached. ``host_link``: kernels read and write page-locked host memory in place, and the backend
+    is a HostLink.
     """
 
     asynchronous: bool
     bucketed: bool
     unified_memory: bool
-    programmatic_launch: bool = False
     event_timing: bool = False
-    peer_access: bool = False
     host_link: bool = False
 
 

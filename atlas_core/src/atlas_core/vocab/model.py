@@ -10,12 +10,12 @@ from atlas_core.vocab.dtype import DType
 class CacheSpec(Struct, frozen=True):
     """One cache group: layers that share a block table because their caches have one shape.
 
-    ``kind``: full (all positions), sliding (the last ``window`` positions), latent, recurrent. A recurrent group has no pages but
+    ``kind``: full (all positions), sliding (the last ``window`` positions), recurrent. A recurrent group has no pages but
     one float32 state of ``state_shape`` for each layer and slot, however long the sequence.
     """
 
     group: str
-    kind: Literal["full", "sliding", "latent", "recurrent"]
+    kind: Literal["full", "sliding", "recurrent"]
     layers: int
     kv_heads: int = 0
     head_dim: int = 0

@@ -60,7 +60,6 @@ class CudaBackend:
         asynchronous=True,
         bucketed=True,
         unified_memory=False,
-        programmatic_launch=True,
         event_timing=True,
         host_link=True,
     )
