@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
+from math import gcd
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -184,7 +185,9 @@ def make_limits(
     The line is a little longer than what the server lets in, since the server learns of a free place before the engine does.
     """
     mixed, steps = settings.max_mixed_tokens, mixed_steps(settings)
-    even = even_context(program, mixed, steps[0][0] if steps else 1) if mixed else None
+    # Sizes that fill the machine are whole tiles of its kernels.
+    tile = gcd(*(size for size, _ in steps)) or 1
+    even = even_context(program, mixed, tile) if mixed else None
     even = even and max(1, round(even / settings.attention_cost))
     return Limits(
         layout.slots, layout.page_tokens, pages, model.spec.vocab_size, max_seq_len, settings.max_prefill_tokens,
