@@ -53,6 +53,22 @@ def test_paths_and_methods_that_do_not_exist(serve):
     assert response.headers["allow"] == "POST"
 
 
+@pytest.mark.parametrize(
+    ("path", "cure"),
+    [
+        ("/chat/completions", "did you mean /v1/chat/completions?"),
+        ("/v1/v1/chat/completions", "did you mean /v1/chat/completions?"),
+        ("/v1/completion", "did you mean /v1/completions?"),
+        ("/", "GET /openapi.json lists what there is"),
+        ("/admin", "GET /openapi.json lists what there is"),
+    ],
+)
+def test_a_path_that_is_nearly_one_is_told_which(serve, path, cure):
+    response = serve().http.post(path, json={})
+    assert response.status_code == 404
+    assert response.json()["error"]["message"] == f"there is no {path} here ({cure})"
+
+
 def test_a_defect_gives_500_with_a_request_id_and_no_trace(serve, kit, caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("atlas"), "propagate", True)
 

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from difflib import get_close_matches
 from http import HTTPStatus
 
 from starlette.applications import Starlette
@@ -218,7 +219,9 @@ async def _refused_by_router(request: Request, error: Exception) -> Response:
     if known is not None:
         raise known
     if error.status_code == HTTPStatus.NOT_FOUND:
-        raise RequestError(f"there is no {path} here", "", "", kind="not_found", code="unknown_path")
+        near = get_close_matches(path, [route.path for route in request.app.routes], n=1, cutoff=0.8)
+        cure = f"did you mean {near[0]}?" if near else "GET /openapi.json lists what there is"
+        raise RequestError(f"there is no {path} here", "", cure, kind="not_found", code="unknown_path")
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         allowed = (error.headers or {}).get("Allow", "")
         record_of(request.scope).headers["allow"] = allowed
