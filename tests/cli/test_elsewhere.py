@@ -13,6 +13,9 @@ FLAGS = {f"--{name.replace('_', '-')}" for name in OPTIONS if name != "model"} |
 }
 
 
+FLAGS |= {f"--no-{name.replace('_', '-')}" for name, option in OPTIONS.items() if option.kind.switch and option.default}
+
+
 def test_what_is_advised_exists():
     advised = {flag for text in ELSEWHERE.values() for flag in re.findall(r"--[a-z-]+", text)}
     assert len(advised) >= 6

@@ -13,6 +13,9 @@ import openai
 import pytest
 from serving import TINY, Server
 
+from atlas_core.cli.exits import EXIT_CODES
+from atlas_core.vocab.errors import EngineError
+
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
@@ -150,6 +153,21 @@ def test_a_signal_finishes_what_runs_and_leaves_no_process(tmp_path: Path) -> No
     assert server.process.wait(20) == 0
     assert not Path(f"/proc/{children[0]}").exists()
     assert "draining" in server.log.read_text()
+
+
+def test_a_server_that_is_to_be_started_again_ends_with_its_engine(tmp_path: Path) -> None:
+    server = Server(tmp_path / "log", "--exit-on-fault")
+    (child,) = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()
+    body = {"prompt": [5], "max_tokens": 500, "ignore_eos": True, "stream": True}
+    with server.http.stream("POST", "/v1/completions", json=body) as response:
+        lines = response.iter_lines()
+        next(lines)
+        os.kill(int(child), signal.SIGKILL)
+        last = [line for line in lines if line][-1]
+    assert json.loads(last.removeprefix("data: "))["error"]["code"] == "faulted"
+    server.http.close()
+    assert server.process.wait(20) == EXIT_CODES[EngineError]
+    assert "error: the engine process ended unexpectedly" in server.log.read_text()
 
 
 def test_a_killed_engine_fails_its_requests_and_the_server_says_so(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ class ServerOptions(Struct, frozen=True):
     ``reasoning_names`` are what chat answers call thoughts.
     ``metrics_aliases`` name other servers whose names of metrics are told beside our own.
     ``loopback``: only this machine can reach the server.
+    ``exit_on_fault`` ends the server when its engine has failed, instead of telling so until somebody ends it.
     ``tls`` are the paths of a chain of certificates and of its key. ``settings`` is what the operator may look up.
     """
 
@@ -25,6 +26,7 @@ class ServerOptions(Struct, frozen=True):
     max_queue: int = 128
     max_body: int = 32 * 2**20
     drain_timeout: float = 15.0
+    exit_on_fault: bool = False
     ping_interval: float = 10.0
     strict_model: bool = False
     json_logs: bool = False
@@ -56,6 +58,7 @@ class ServerOptions(Struct, frozen=True):
             max_queue=settings.max_queue,
             max_body=settings.max_body,
             drain_timeout=settings.drain_timeout,
+            exit_on_fault=settings.exit_on_fault,
             strict_model=settings.strict_model_name,
             json_logs=settings.log_format == "json",
             api_keys_file=None if settings.api_keys_file is None else Path(settings.api_keys_file),

@@ -57,7 +57,7 @@ def run(app: Application, listener: socket.socket, *, log_level: str = "info") -
     """Serve until SIGTERM or SIGINT, and give the exit code 0.
 
     The first signal drains: new requests get 503, running ones finish, up to the options' ``drain_timeout``. A second one ends
-    the process on the spot, with 128 + its number. Raises what bringing up raised. Configures the loggers ``atlas`` and ``uvicorn``; to be called in the main thread.
+    the process on the spot, with 128 + its number. Raises what bringing up raised, and the engine's fault where the options end the server for it. Configures the loggers ``atlas`` and ``uvicorn``; to be called in the main thread.
     """
     configure(log_level, as_json=app.options.json_logs)
     app.url = url_of(listener, "https" if app.options.tls else "http")
@@ -66,6 +66,8 @@ def run(app: Application, listener: socket.socket, *, log_level: str = "info") -
     server.run(sockets=[listener])
     if app.lifecycle.error is not None:
         raise app.lifecycle.error
+    if server.fault is not None:
+        raise server.fault
     return 0
 
 
@@ -86,6 +88,7 @@ class DrainingServer(uvicorn.Server):
         self._app = app
         self._loop: asyncio.AbstractEventLoop | None = None
         self._drain: asyncio.Task[None] | None = None
+        self.fault: Exception | None = None
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         """Serve on ``sockets`` until stopped."""
@@ -94,6 +97,14 @@ class DrainingServer(uvicorn.Server):
         if (self._app.options.tls or self._app.options.api_keys_file) and _in_main_thread():
             self._loop.add_signal_handler(signal.SIGHUP, self.reload)
         await super().serve(sockets)
+
+    async def on_tick(self, counter: int) -> bool:
+        """Uvicorn asks ten times a second whether to end: when told to, or when the engine has failed and the options say so."""
+        lifecycle = self._app.lifecycle
+        if self._app.options.exit_on_fault and self._drain is None and lifecycle.state == "faulted":
+            self.fault = lifecycle.fault
+            return True
+        return await super().on_tick(counter)
 
     def reload(self) -> None:
         """Read keys and certificates again; what cannot be used leaves the old ones in place."""

@@ -390,6 +390,12 @@ class Settings(Struct, frozen=True):
     drain_timeout: Annotated[
         float, _option(seconds(), "Server", "How long running requests may finish after SIGTERM.")
     ] = 15.0
+    exit_on_fault: Annotated[
+        bool,
+        _option(
+            switch(), "Server", "End with an exit code when the engine has failed, for whoever starts it again then."
+        ),
+    ] = False
     log_level: Annotated[
         str, _option(choice("debug", "info", "warning", "error"), "Server", "Least serious message to log.")
     ] = "info"
