@@ -3,10 +3,12 @@
 import re
 from pathlib import Path
 
+import click
 import pytest
 
 from atlas_core.cli.commands import COMMANDS
 from atlas_core.cli.exits import EXIT_CODES, INTERRUPTED
+from atlas_core.cli.main import atlas
 from atlas_core.llm import Result
 from atlas_core.settings import OPTIONS
 from atlas_core.settings.options import OTHER_VARIABLES
@@ -79,3 +81,34 @@ def test_the_examples_run(example, capsys):
     exec(compile(example.replace('"smollm2"', f'"{TINY}", hardware="cpu"'), "docs/python-api.md", "exec"), {})
     if "print" in example:
         assert capsys.readouterr().out.strip()
+
+
+def flags_of(command: click.Command) -> set[str]:
+    own = {flag for param in command.params for flag in (*param.opts, *param.secondary_opts)}
+    if isinstance(command, click.Group):
+        names = command.list_commands(click.Context(command))
+        own |= {flag for name in names for flag in flags_of(command.get_command(click.Context(command), name))}
+    return own
+
+
+def test_every_flag_that_is_spoken_of_exists():
+    """On the pages for users, and in what programs say: a cure that names a flag must not need a cure itself."""
+    known = {"--help", "--version", *flags_of(atlas)} | {"--build"}  # the last is a script's, named in the line before
+    strangers = (
+        "cli/elsewhere.py",
+        "loading/wheel.py",
+        "engine/child.py",
+        "engine/process.py",
+    )  # other programs' flags
+    files = [ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("docs/examples/*/README.md")]
+    files += [*ROOT.glob("*/src/**/*.py"), *ROOT.glob("plugins/*/src/**/*.py")]
+    wrong = {
+        f"{path.relative_to(ROOT)}: {flag}"
+        for path in files
+        if path.name != "measured-facts.md" and not path.as_posix().endswith(strangers)
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if ".py" not in line and "merge" not in line
+        for flag in re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*[a-z0-9]\b", line)
+        if flag not in known and not any(each.startswith(f"{flag}-") for each in known)
+    }
+    assert wrong == set()
