@@ -86,7 +86,7 @@ class Settings(Struct, frozen=True):
         _option(
             choice("none", "bf16", "f16", "f32"),
             "Model",
-            "Convert weights that no kernel reads; costs the memory that explain shows.",
+            "Decode every matrix to this type at the start, for weights that no kernel reads; costs the memory that explain shows.",
         ),
     ] = "none"
     packed_cache: Annotated[
