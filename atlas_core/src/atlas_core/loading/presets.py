@@ -2,15 +2,14 @@
 
 import tomllib
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
 
 from atlas_core.vocab.errors import PluginError
 from atlas_core.vocab.preset import ModelPreset
 from atlas_core.vocab.resolve import Resolution, resolve
 from atlas_core.vocab.verdict import Verdict
-
-if TYPE_CHECKING:
-    from importlib.resources.abc import Traversable
 
 FOLDER, FILE = "models", "MODEL.toml"
 SAMPLING: Mapping[str, tuple[float, float]] = {
@@ -23,10 +22,9 @@ _PARTS = 3  # of a path in which a model's name may stand: owner and model, or t
 
 def read_presets(package: str) -> list[ModelPreset]:
     """All presets of an importable package, by name. Raises PluginError for a file that says anything unknown, or nothing."""
-    from importlib import resources  # most families have none
-
-    folder = resources.files(package).joinpath(FOLDER)
-    if not folder.is_dir():
+    spec = find_spec(package)  # importlib.resources would load what opens archives to say so
+    folder = next((Path(place) / FOLDER for place in (spec and spec.submodule_search_locations) or ()), None)
+    if folder is None or not folder.is_dir():
         raise PluginError(
             f"{package} has no folder {FOLDER}", f"its plugin says that {FOLDER}/<model>/{FILE} are in it",
             "install the plugin again",
@@ -35,7 +33,7 @@ def read_presets(package: str) -> list[ModelPreset]:
     return sorted(found, key=lambda preset: preset.name)
 
 
-def _read(package: str, folder: "Traversable") -> ModelPreset:
+def _read(package: str, folder: Path) -> ModelPreset:
     origin = f"{package}/{FOLDER}/{folder.name}/{FILE}"
     return parse_preset(folder.name, folder.joinpath(FILE).read_text(encoding="utf-8"), origin)
 
