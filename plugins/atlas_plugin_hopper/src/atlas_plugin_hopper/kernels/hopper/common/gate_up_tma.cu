@@ -1,4 +1,5 @@
-// silu(x · gateᵀ) * (x · upᵀ) for normalised tokens of prompts, or those that norm_factors completes: half of a tile's weight rows are of gate, half the same of up.
+// silu(x · gateᵀ) * (x · upᵀ) for normalised tokens of prompts, or those that norm_factors completes: half of a tile's weight
+// rows are of gate, half the same of up.
 #include "prompt_product.cuh"
 #include "silu.cuh"
 
@@ -36,9 +37,13 @@ gate_up_tma(const int32_t* counts, const __grid_constant__ CUtensorMap x, const 
 #pragma unroll
             for (int j = 0; j < SHARE / 8; ++j)
 #pragma unroll
-                for (int e = 0; e < 4; ++e) {
-                    const float by = factors.of[e / 2];
-                    acc[j][e] = quick_silu(acc[j][e] * by) * (acc[j + SHARE / 8][e] * by);
+                for (int half = 0; half < 2; ++half) {
+                    float(&gate)[4] = acc[j];
+                    const float(&up)[4] = acc[j + SHARE / 8];
+                    const float2 two = silu_mul(make_float2(gate[2 * half], gate[2 * half + 1]),
+                                              make_float2(up[2 * half], up[2 * half + 1]), factors.of[half]);
+                    gate[2 * half] = two.x;
+                    gate[2 * half + 1] = two.y;
                 }
 #pragma unroll
             for (int half = 0; half < 2; ++half) {

@@ -159,9 +159,11 @@ moe_tma_gate_up(const void* tiles, const int32_t* order, const uint16_t* x, cons
                 for (int j = 0; j < HALF / 8; ++j) {
                     const int at = column * HALF + j * 8 + lane % 4 * 2;
                     if (at >= size) break;
-                    const float a = quick_silu(acc[j][2 * half]) * acc[j + HALF / 8][2 * half] * by;
-                    const float b = quick_silu(acc[j][2 * half + 1]) * acc[j + HALF / 8][2 * half + 1] * by;
-                    *reinterpret_cast<uint32_t*>(to + at) = pack(a, b);
+                    const float(&gate)[4] = acc[j];
+                    const float(&up)[4] = acc[j + HALF / 8];
+                    const float2 two = silu_mul(make_float2(gate[2 * half], gate[2 * half + 1]),
+                                                make_float2(up[2 * half], up[2 * half + 1]), 1.0f);
+                    *reinterpret_cast<uint32_t*>(to + at) = pack(two.x * by, two.y * by);
                 }
             }
         });
