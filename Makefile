@@ -58,7 +58,7 @@ $(VENV)/.members: $(BIN)/python constraints.txt $(MEMBERS:%=%/pyproject.toml)
 	@touch $@
 
 $(VENV)/.tools: $(VENV)/.members pyproject.toml
-	$(PIP) --group dev --group clients -e './atlas_core[otel,test]' $(patsubst %,-e ./%,$(filter-out atlas_core,$(MEMBERS)))
+	$(PIP) --group dev --group clients -e './atlas_core[otel,test]'
 	@touch $@
 
 # Beside the environment, since npm wants its package.json where it installs.
