@@ -3,15 +3,20 @@
 import json
 import os
 import signal
+import socket
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import openai
 import pytest
-from serving import TINY, Server
+from serving import START_SECONDS, TINY, Server
 
 from atlas_core.cli.exits import EXIT_CODES
 from atlas_core.vocab.errors import EngineError
@@ -153,6 +158,27 @@ def test_a_signal_finishes_what_runs_and_leaves_no_process(tmp_path: Path) -> No
     assert server.process.wait(20) == 0
     assert not Path(f"/proc/{children[0]}").exists()
     assert "draining" in server.log.read_text()
+
+
+def test_a_log_that_cannot_be_written_stops_nobody() -> None:
+    """Nowhere to print: a full disk."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "atlas_core", "serve", str(TINY), "--hw", "cpu", "--port", str(port)]
+    with Path("/dev/full").open("w") as full:
+        process = subprocess.Popen(command, stdout=full, stderr=full)
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60, trust_env=False) as http:
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline and process.poll() is None:
+            try:
+                if http.get("/health").status_code == 200:
+                    break
+            except httpx.TransportError:
+                time.sleep(0.05)
+        assert http.post("/v1/completions", json={"prompt": [5], "max_tokens": 3}).status_code == 200
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(20) == 0
 
 
 def test_a_server_that_is_to_be_started_again_ends_with_its_engine(tmp_path: Path) -> None:
