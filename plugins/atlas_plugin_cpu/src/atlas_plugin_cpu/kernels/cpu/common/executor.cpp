@@ -9,7 +9,6 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/uio.h>
 #include <time.h>
 #if defined(__x86_64__)
@@ -140,8 +139,7 @@ void wait_idle(Pool* pool) {
 // What becomes of a load.
 constexpr uint8_t kWaiting = 0, kDone = 1, kLeft = 2;
 
-constexpr int kPopulateWrite = 23;               // MADV_POPULATE_WRITE, of Linux 5.14, which older headers lack
-constexpr int64_t kPopulated = int64_t{16} << 20;  // bytes between two looks at who wants an end
+constexpr int64_t kPage = 4096;
 
 // Whether all of it was in the page cache, and now is at ``into``.
 bool read_cached(int file, int64_t start, uint64_t nbytes, void* into) {
@@ -271,14 +269,15 @@ void loads_run(const uint64_t* words, const int64_t* offsets, uint8_t* states, i
     }
 }
 
-// Has the system find memory for fresh pages from ``address`` on, which whoever first writes there would wait for. What is
-// there already stays as it is; a kernel that cannot do this does nothing. ``state`` is {ends it when not 0, bytes done}.
+// Has the system find memory for fresh pages from ``address`` on, which whoever first writes there would wait for; what is
+// there stays as it is, whoever writes it meanwhile. Not by madvise, which keeps all other threads from mapping anything, as
+// allocators do, until it is done. ``state`` is {ends it when not 0, bytes done}.
 void memory_populate(void* address, int64_t nbytes, int64_t* state, int task, int ntasks) {
-    for (int64_t done = 0; done < nbytes && __atomic_load_n(&state[0], __ATOMIC_RELAXED) == 0;) {
-        const int64_t step = nbytes - done < kPopulated ? nbytes - done : kPopulated;
-        if (madvise(static_cast<char*>(address) + done, static_cast<size_t>(step), kPopulateWrite) != 0) return;
-        done += step;
-        __atomic_store_n(&state[1], done, __ATOMIC_RELAXED);
+    for (int64_t done = 0; done < nbytes && __atomic_load_n(&state[0], __ATOMIC_RELAXED) == 0; done += kPage) {
+        char nothing = 0;
+        __asm__("" : "+r"(nothing));  // or a compiler that sees that nothing is changed would only read
+        __atomic_fetch_or(static_cast<char*>(address) + done, nothing, __ATOMIC_RELAXED);
+        __atomic_store_n(&state[1], done + kPage < nbytes ? done + kPage : nbytes, __ATOMIC_RELAXED);
     }
 }
 
