@@ -27,7 +27,7 @@ _MAX_HEADER = 512 << 20  # bytes
 _MAX_KEYS = 1 << 16
 _MAX_TENSORS = 1 << 20
 _MAX_DEPTH = 4
-_BLOCK = 64 << 10  # bytes
+_BLOCK = 256 << 10  # bytes
 _FEW = 1024
 """So many strings of an array are decoded at once; of more each when it is asked for."""
 _MOST_SINGLE = 1024

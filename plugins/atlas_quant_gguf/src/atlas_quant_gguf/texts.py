@@ -63,15 +63,20 @@ class Texts(Sequence[str]):
 def short_lengths(data: bytes) -> npt.NDArray[np.int32]:
     """The lengths of the strings that ``data`` begins with, as far as they follow from looking at all of it at once.
 
-    Wherever seven zeros stand there may be the length of a short string (fewer than 256 bytes), in the byte before. The true ones are those that lead
-    from each to the next, beginning with the first; where that fails (a longer string, an empty one, zeros in a text) the rest is left.
+    Wherever seven zeros stand there may be the length of a short string (fewer than 256 bytes), in the byte before; among them is a whole
+    word of four. The true ones are those that lead from each to the next, beginning with the first; where that fails (a longer string, an
+    empty one, zeros in a text) the rest is left.
     """
     found = np.frombuffer(data, np.uint8)
-    zero = found == 0
-    two = zero[:-1] & zero[1:]
-    four = two[:-2] & two[2:]
-    at = np.flatnonzero(four[:-3] & four[3:]) - 1
-    at = at[at >= 0]
+    at = np.flatnonzero(np.frombuffer(data, "<u4", len(data) // 4) == 0) * 4
+    at = at[(at >= 4) & (at < len(data) - PREFIX)]
+    before = found[at - 1] == 0
+    begin = at - before
+    for byte in (2, 3):
+        before &= found[at - byte] == 0
+        begin -= before
+    at = begin - 1
+    at = at[(found[begin + 4] | found[begin + 5] | found[begin + 6]) == 0]
     if not len(at) or at[0] != 0:
         return np.zeros(0, np.int32)
     lengths = found[at].astype(np.int32)
