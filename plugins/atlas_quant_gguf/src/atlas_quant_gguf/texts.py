@@ -79,7 +79,7 @@ def short_lengths(data: bytes) -> npt.NDArray[np.int32]:
     at = at[(found[begin + 4] | found[begin + 5] | found[begin + 6]) == 0]
     if not len(at) or at[0] != 0:
         return np.zeros(0, np.int32)
-    lengths = found[at].astype(np.int32)
+    lengths: npt.NDArray[np.int32] = found[at].astype(np.int32)
     follows = at[:-1] + PREFIX + lengths[:-1] == at[1:]
     count = len(follows) if follows.all() else int(follows.argmin())
     whole = at[count] + PREFIX + lengths[count] <= len(data)
