@@ -3,9 +3,10 @@
 from collections.abc import Mapping, Sequence
 
 from atlas_core.contracts.backend import Launch
-from atlas_core.contracts.ops import BindContext, OpImplementation, OpNeed
+from atlas_core.contracts.ops import BindContext, KVLayout, OpImplementation, OpNeed
 from atlas_core.vocab.dtype import DType
 from atlas_core.vocab.verdict import Verdict
+from atlas_nvidia.implementations.attention import kv_layout, other_cache
 from atlas_nvidia.implementations.base import (
     VECTOR,
     Implementation,
@@ -15,7 +16,7 @@ from atlas_nvidia.implementations.base import (
     ragged,
     unbounded,
 )
-from atlas_plugin_hopper.prompt_layers import GATE_UP, gate_up
+from atlas_plugin_hopper.prompt_layers import GATE_UP, QKV, gate_up, qkv, unrotated
 from atlas_plugin_hopper.prompts import DEPTH, INSTANCES, Tiles, handed_bytes, multiply, squares_of
 from atlas_plugin_hopper.tiles import Normed
 
@@ -102,6 +103,39 @@ class LinearAddGateUp(_Chained):
         return first, gate_up(*self.second(need), need, context, x, "z")
 
 
+class LinearAddQkv(_Chained):
+    """From the end of one layer to the attention of the next."""
+
+    op = "linear_add_norm_qkv_rope_append"
+    entry = "qkv_tma"
+    matrices = ("q_weight", "k_weight", "v_weight")
+
+    def __init__(self, head_dim: int, tiles: Tiles) -> None:
+        self.head_dim = head_dim
+        self.name = f"linear_add_qkv_{head_dim}"
+        self.instances = QKV[head_dim]
+        super().__init__(tiles)
+
+    def refusals(self, need: OpNeed) -> list[str]:
+        """See Implementation."""
+        return [
+            *super().refusals(need), *other_type(need, self.element, "q"), *other_cache(need, self.element),
+            *unrotated(need, self.head_dim),
+        ]  # fmt: skip
+
+    def kv_layouts(self, need: OpNeed) -> Sequence[KVLayout]:
+        """See OpImplementation."""
+        return (kv_layout(need, self.element),)
+
+    def bind(self, need: OpNeed, context: BindContext) -> Sequence[Launch]:
+        """See OpImplementation."""
+        first, x = self.project(need, context)
+        return first, qkv(*self.second(need), need, context, x)
+
+
 def prompt_chains() -> list[OpImplementation]:
     """All of them."""
-    return [LinearAddGateUp(tiles) for tiles in INSTANCES]
+    return [
+        *(LinearAddGateUp(tiles) for tiles in INSTANCES),
+        *(LinearAddQkv(head_dim, tiles) for head_dim in QKV for tiles in INSTANCES),
+    ]

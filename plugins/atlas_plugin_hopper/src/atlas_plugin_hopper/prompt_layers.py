@@ -59,10 +59,10 @@ def qkv(
     types = [vector_type(need, name) for name in vectors] or [i32(0), i32(0)]
     args = [
         ptr(context.counts), tokens_map(x.address, tokens, width, tiles),
-        *(weight_map(need, context, name, tiles) for name in ("q_weight", "k_weight", "v_weight")), *norms,
+        *(weight_map(need, context, name, tiles) for name in ("q_weight", "k_weight", "v_weight")), *norms, ptr(x.squares),
         *addresses(context, "inv_freq", "positions", "token_row", "row_slot", "slots"), layer_address(need, context),
         *addresses(context, "q"), i32(width), i32(q_heads), i32(kv_heads), i32(attrs["page_tokens"]), i32(attrs["slot_stride"]),
-        i32(attrs["table_offset"]), *types, f32(attrs["rope_scale"]), f32(attrs[eps]),
+        i32(attrs["table_offset"]), *types, i32(x.parts), f32(attrs["rope_scale"]), f32(attrs["eps"]), f32(attrs[eps]),
     ]  # fmt: skip
     return launched(context, (module, "qkv_tma"), tiles, tokens, -(-q_heads // each) + 2 * -(-kv_heads // each), args)
 

@@ -1,4 +1,4 @@
-// Query, key and value projections of normalised tokens of prompts, norms of heads where there are any, rotation, and the
+// Query, key and value projections of normalised tokens of prompts, or those that norm_factors completes, norms of heads where there are any, rotation, and the
 // write into pages. A tile is whole heads of one kind, and a thread has both dimensions of every pair that it turns.
 #include "prompt_product.cuh"
 #include "turns.cuh"
@@ -14,9 +14,10 @@ namespace {
 constexpr int GROUPS = HEAD_DIM / 8, HALF = GROUPS / 2, HEADS = PROMPT_ROWS / HEAD_DIM;
 static_assert(PROMPT_ROWS % HEAD_DIM == 0, "whole heads");
 
-// Of a thread's two tokens: their positions and pages.
+// Of a thread's two tokens: their positions, pages, and what completes their norm.
 struct Places {
     int position[2], page[2];
+    float factor[2];
 };
 
 // What every head is turned by, in shared memory: turns of pairs (turns.cuh), and the weights of the norms of query and key heads.
@@ -93,10 +94,10 @@ __device__ void store_heads(const Sums& acc, int half, int heads, bool live, int
 extern "C" __global__ void __launch_bounds__(PROMPT_THREADS, 1)
 qkv_tma(const int32_t* counts, const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap q_weight,
         const __grid_constant__ CUtensorMap k_weight, const __grid_constant__ CUtensorMap v_weight, const void* q_norm,
-        const void* k_norm, const float* inv_freq, const int32_t* positions, const int32_t* token_row,
-        const int32_t* row_slot, const int32_t* slots, uint16_t* cache, uint16_t* q, int32_t width, int32_t q_heads,
+        const void* k_norm, const float* squares, const float* inv_freq, const int32_t* positions,
+        const int32_t* token_row, const int32_t* row_slot, const int32_t* slots, uint16_t* cache, uint16_t* q, int32_t width, int32_t q_heads,
         int32_t kv_heads, int32_t page_tokens, int32_t slot_stride, int32_t table_offset, int32_t q_type, int32_t k_type,
-        float rope_scale, float eps) {
+        int32_t parts, float rope_scale, float norm_eps, float eps) {
     extern __shared__ __align__(1024) unsigned char shared[];
     __shared__ Turning turning;
     admit_successor();
@@ -127,6 +128,7 @@ qkv_tma(const int32_t* counts, const __grid_constant__ CUtensorMap x, const __gr
         // Long before it is needed: one look-up leads to the next.
         [&](const Tile& tile) {
             Places places;
+            norm_factors(squares, parts, tile.token, live, width, norm_eps, places.factor);
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 const int token = min(tile.token + half * 8, live - 1);
@@ -140,6 +142,12 @@ qkv_tma(const int32_t* counts, const __grid_constant__ CUtensorMap x, const __gr
         [&](Sums& acc, const Tile& tile, const Places& places) {
             int column = tile.column;
             const int kind = kind_of(column), first = column * HEADS, heads = min(HEADS, (kind == 0 ? q_heads : kv_heads) - first);
+            if (squares != nullptr) {
+#pragma unroll
+                for (int j = 0; j < PROMPT_ROWS / 8; ++j)
+#pragma unroll
+                    for (int e = 0; e < 4; ++e) acc[j][e] *= places.factor[e / 2];
+            }
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 const int position = places.position[half];
