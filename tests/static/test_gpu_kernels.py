@@ -51,6 +51,8 @@ EXPECTED = {
     "atlas_plugin_hopper:linear_tma": {BOXES, ANY_WIDE},
     "atlas_plugin_hopper:gate_up_tma": {BOXES, ANY_WIDE},
     "atlas_plugin_hopper:qkv_tma": {BOXES, ANY_WIDE},
+    "atlas_plugin_hopper:qkv_staged": {BOXES, ANY_WIDE},
+    "atlas_plugin_hopper:qkv_pairs": {BOXES, ANY_WIDE},
     "atlas_plugin_hopper:moe_tma": {BOXES, ANY_WIDE},
     "atlas_plugin_hopper:skinny_linear": {BOXES, ANY_WIDE, EARLY},
     "atlas_plugin_hopper:skinny_linears": {BOXES, ANY_WIDE, EARLY},

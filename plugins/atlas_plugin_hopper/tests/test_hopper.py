@@ -31,7 +31,19 @@ from atlas_plugin_hopper.implementations import implementations
 from atlas_plugin_hopper.moe_chains import BLOCKS
 from atlas_plugin_hopper.moe_chains import Sizes as MoeSizes
 from atlas_plugin_hopper.prompt_chains import LinearAddGateUp
-from atlas_plugin_hopper.prompt_layers import GATE_UP, QKV, SLIM, TALL, TALL_HEADS
+from atlas_plugin_hopper.prompt_layers import (
+    GATE_UP,
+    HEADS,
+    NARROW_HEADS,
+    PAIRS,
+    QKV,
+    SLIM,
+    STAGED_HEADS,
+    TALL,
+    TALL_HEADS,
+    UNNORMED,
+    NormQkvRopeAppend,
+)
 from atlas_plugin_hopper.prompts import INSTANCES, NARROW, NARROW_PARTS, TALL_PARTS, WIDE, CopiedByEngine, Tiles
 from atlas_plugin_hopper.skinny import GATE_UP_ROWS, LINEAR_ROWS, LINEARS_ROWS, QKV_ROWS
 from atlas_plugin_hopper.tiles import Tiling, tiling
@@ -190,9 +202,39 @@ def test_gate_and_up_of_three_tiles_of_tokens_are_two_tall_ones(tokens: int, cho
     assert best is chosen
 
 
-@pytest.mark.parametrize(("tokens", "chosen"), [(256, NARROW), (257, TALL_HEADS), (384, TALL_HEADS), (512, WIDE)])
-def test_q_k_v_of_few_tokens_are_one_round_of_the_smallest_tiles(tokens: int, chosen: Tiles) -> None:
-    assert min(QKV[128], key=lambda tiles: tiles.time(tokens, 6144, 4096)) is chosen
+@pytest.mark.parametrize(
+    ("tokens", "rows", "width", "normed", "unnormed"),
+    [
+        (256, 6144, 4096, NARROW_HEADS, NARROW_HEADS),
+        (257, 6144, 4096, TALL_HEADS, PAIRS),
+        (384, 6144, 4096, TALL_HEADS, PAIRS),
+        (512, 6144, 4096, HEADS, HEADS),
+        (2048, 6144, 4096, HEADS, HEADS),
+        (8192, 6144, 4096, STAGED_HEADS, STAGED_HEADS),
+        (2048, 5120, 2048, NARROW_HEADS, NARROW_HEADS),
+        (8192, 5120, 2048, STAGED_HEADS, STAGED_HEADS),
+    ],
+)
+def test_q_k_v_have_the_tiles_that_fill_the_machine(
+    tokens: int, rows: int, width: int, normed: Tiles, unnormed: Tiles
+) -> None:
+    assert min(QKV[128], key=lambda tiles: tiles.time(tokens, rows, width)) is normed
+    assert min(UNNORMED[128], key=lambda tiles: tiles.time(tokens, rows, width)) is unnormed
+
+
+@pytest.mark.parametrize("tokens", [300, 2048])
+@pytest.mark.parametrize("tiles", UNNORMED[128], ids=UNNORMED[128].values())
+def test_each_kind_of_tiles_has_its_kernel_boxes_and_room(tiles: Tiles, tokens: int) -> None:
+    step = next(s for s in steps(tokens, DType.BF16, SMALL) if s.need.op == "norm_qkv_rope_append")
+    _, launch = launches(replace(step, implementation=NormQkvRopeAppend(128, tiles, DType.BF16)))
+    assert launch.module == UNNORMED[128][tiles]
+    assert launch.module.startswith(launch.entry)
+    heads = step.need.attrs["q_heads"], step.need.attrs["kv_heads"], step.need.attrs["kv_heads"]
+    each = tiles.rows // 128
+    columns = -(-sum(heads) * 128 // tiles.rows) if tiles is PAIRS else sum(-(-n // each) for n in heads)
+    assert launch.geometry.grid[0] == 2 * min(66, -(-tokens // (2 * tiles.tokens)) * columns)
+    assert launch.geometry.shared + 3 * 1024 <= H100.shared
+    assert launch.geometry.shared == tiles.shared
 
 
 def test_sums_are_handed_over_through_scratch_and_flags_that_begin_at_zero() -> None:

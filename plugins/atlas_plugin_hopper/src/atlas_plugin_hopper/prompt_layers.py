@@ -25,17 +25,24 @@ from atlas_nvidia.implementations.base import (
     unbounded,
     vector_type,
 )
-from atlas_plugin_hopper.prompts import NARROW, WIDE, Tiles, launched, tokens_map, weight_map
+from atlas_plugin_hopper.prompts import WIDE, Tiles, launched, tokens_map, weight_map
 from atlas_plugin_hopper.tiles import Normed
 
-TALL, TALL_HEADS, SLIM = Tiles(192, 224, 4, 1.0), Tiles(192, 128, 5, 1.05), Tiles(128, 224, 4, 1.0)
+TALL, SLIM = Tiles(192, 224, 4, 1.0), Tiles(128, 224, 4, 1.0)
 GATE_UP: Mapping[Tiles, str] = {WIDE: "gate_up_tma", TALL: "gate_up_tma_192", SLIM: "gate_up_tma_224"}
 """Modules of gate_up_tma.cu."""
+HEADS, NARROW_HEADS = Tiles(128, 256, 4, 1.0, ending=5), Tiles(128, 128, 6, 1.05, ending=5)
+TALL_HEADS = Tiles(192, 128, 5, 1.05, ending=5)
+STAGED_HEADS = Tiles(128, 256, 3, 1.0, ending=2, once=20, staged=True)
+"""Whole heads; the last are ended beside the next tile's products, which pays for very many tokens."""
 QKV: Mapping[int, Mapping[Tiles, str]] = {
-    128: {WIDE: "qkv_tma", TALL_HEADS: "qkv_tma_192", NARROW: "qkv_tma_128"},
-    64: {WIDE: "qkv_tma_64"},
+    128: {HEADS: "qkv_tma", TALL_HEADS: "qkv_tma_192", NARROW_HEADS: "qkv_tma_128", STAGED_HEADS: "qkv_staged"},
+    64: {HEADS: "qkv_tma_64"},
 }
-"""Modules of qkv_tma.cu by head size: a tile is whole heads."""
+"""Modules of qkv_tma.cu and qkv_staged.cu by head size: a tile is whole heads."""
+PAIRS = Tiles(192, 96, 6, 1.3, ending=5, box=16)
+UNNORMED: Mapping[int, Mapping[Tiles, str]] = {128: {**QKV[128], PAIRS: "qkv_pairs"}, 64: QKV[64]}
+"""The same where heads have no norm, which need not be whole then: qkv_pairs.cu."""
 
 
 def gate_up(tiles: Tiles, module: str, need: OpNeed, context: BindContext, x: Normed, y: str) -> Launch:
@@ -55,6 +62,10 @@ def qkv(
     """Rotated queries into ``q``, rotated keys and values into pages. ``vectors`` are the weights of norms of heads, which have ``eps``."""
     tokens, attrs, each = need.operands["q"].shape[0], need.attrs, tiles.rows // need.attrs["head_dim"]
     q_heads, kv_heads, width = attrs["q_heads"], attrs["kv_heads"], need.operands["q_weight"].shape[1]
+    if tiles.box:
+        columns = -(-(q_heads + 2 * kv_heads) * attrs["head_dim"] // tiles.rows)
+    else:
+        columns = -(-q_heads // each) + 2 * -(-kv_heads // each)
     norms = addresses(context, *vectors) or [ptr(0), ptr(0)]
     types = [vector_type(need, name) for name in vectors] or [i32(0), i32(0)]
     args = [
@@ -64,7 +75,12 @@ def qkv(
         *addresses(context, "q"), i32(width), i32(q_heads), i32(kv_heads), i32(attrs["page_tokens"]), i32(attrs["slot_stride"]),
         i32(attrs["table_offset"]), *types, i32(x.parts), f32(attrs["rope_scale"]), f32(attrs["eps"]), f32(attrs[eps]),
     ]  # fmt: skip
-    return launched(context, (module, "qkv_tma"), tiles, tokens, -(-q_heads // each) + 2 * -(-kv_heads // each), args)
+    return launched(context, (module, _entry(module)), tiles, tokens, columns, args)
+
+
+def _entry(module: str) -> str:
+    """Of a module of QKV or UNNORMED, which are named after their sources."""
+    return "_".join(module.split("_")[:2])
 
 
 def unrotated(need: OpNeed, dim: int) -> list[str]:
@@ -87,8 +103,8 @@ class _BehindNorm(Implementation):
     def __init__(self, tiles: Tiles, element: DType) -> None:
         self.tiles = tiles
         self.module = self.instances[tiles]
-        if tiles is not WIDE:
-            self.name = f"{self.name}_{tiles.tokens}"
+        if tiles not in (WIDE, HEADS):
+            self.name = f"{self.name}_{self.module.split('_')[-1] if tiles in (PAIRS, STAGED_HEADS) else tiles.tokens}"
         super().__init__(element)
         self.norm = "rms_norm" if element is DType.BF16 else f"rms_norm_{element.value}"
         self.kernels = ((self.norm, "rms_norm"), (self.module, self.entry))
@@ -152,15 +168,16 @@ class NormQkvRopeAppend(_BehindNorm):
     """Heads are rotated whole; ``vectors`` are the weights of their norms."""
 
     op = "norm_qkv_rope_append"
-    entry = "qkv_tma"
     matrices = ("q_weight", "k_weight", "v_weight")
+    sized: Mapping[int, Mapping[Tiles, str]] = UNNORMED
     vectors: tuple[str, ...] = ()
     eps = "eps"
 
     def __init__(self, head_dim: int, tiles: Tiles, element: DType) -> None:
         self.head_dim = head_dim
         self.name = f"{self.op}_tma_{head_dim}"
-        self.instances = QKV[head_dim]
+        self.instances = self.sized[head_dim]
+        self.entry = _entry(self.instances[tiles])
         super().__init__(tiles, element)
 
     def refusals(self, need: OpNeed) -> list[str]:
@@ -184,6 +201,7 @@ class NormQkvHeadsRopeAppend(NormQkvRopeAppend):
     """With norms of the heads, which a tile has whole."""
 
     op = "norm_qkv_heads_rope_append"
+    sized = QKV
     vectors = ("q_norm", "k_norm")
     eps = "head_eps"
 
@@ -196,7 +214,7 @@ def layers() -> list[OpImplementation]:
         made += [
             make(dim, tiles, element)
             for make in (NormQkvRopeAppend, NormQkvHeadsRopeAppend)
-            for dim, instances in QKV.items()
+            for dim, instances in make.sized.items()
             for tiles in instances
         ]
     return made

@@ -27,7 +27,8 @@ HANDOVER = 8
 class Tiles(Struct, frozen=True):
     """One instance: tokens and weight rows of a tile, stages of the ring, what a sum costs beside one of the widest tiles.
 
-    ``parts`` clusters share out the summed dimension of a tile.
+    ``parts`` clusters share out the summed dimension of a tile. What is done with sums takes as long as ``ending`` steps of a tile, and
+    ``once`` more behind the last; ``staged`` ones lie in shared memory then. ``box`` weight rows are copied at once, if not a block's share.
     """
 
     tokens: int
@@ -35,16 +36,21 @@ class Tiles(Struct, frozen=True):
     stages: int
     cost: float
     parts: int = 1
+    ending: int = 0
+    once: int = 0
+    staged: bool = False
+    box: int = 0
 
     @property
     def shared(self) -> int:
-        """Bytes of the ring."""
-        return self.stages * (self.tokens + self.rows) * DEPTH * 2
+        """Bytes of the ring, and of staged sums behind it."""
+        sums = 2 * self.tokens * self.rows if self.staged else 0
+        return self.stages * (self.tokens + self.rows) * DEPTH * 2 + sums
 
     @property
     def share(self) -> int:
-        """Weight rows that a block of the cluster fetches."""
-        return self.rows // PEERS
+        """Weight rows that a block of the cluster fetches, at once."""
+        return self.box or self.rows // PEERS
 
     @property
     def threads(self) -> int:
@@ -63,8 +69,8 @@ class Tiles(Struct, frozen=True):
     def time(self, tokens: int, rows: int, width: int) -> float:
         """For products of ``rows`` with ``width`` elements of each token: what a block sums up, one thing after another."""
         rounds = -(-self.pairs(tokens, -(-rows // self.rows)) // CLUSTERS)
-        steps = -(-width // DEPTH) / self.parts + (HANDOVER if self.parts > 1 else 0)
-        return rounds * steps * self.tokens * self.rows * self.cost
+        steps = -(-width // DEPTH) / self.parts + (HANDOVER if self.parts > 1 else 0) + self.ending
+        return (rounds * steps + self.once) * self.tokens * self.rows * self.cost
 
     def geometry(self, tokens: int, columns: int, workers: int) -> Geometry:
         """Clusters as many as the machine holds, or as there are pairs of tiles."""

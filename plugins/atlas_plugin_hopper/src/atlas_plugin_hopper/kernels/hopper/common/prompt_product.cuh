@@ -26,18 +26,25 @@ namespace atlas {
 constexpr int GROUP_TOKENS = 64, PROMPT_TOKENS = CONSUMERS * GROUP_TOKENS, PROMPT_DEPTH = PANEL;
 constexpr int PROMPT_PEERS = 2, SHARE = PROMPT_ROWS / PROMPT_PEERS, PROMPT_THREADS = (1 + CONSUMERS) * WARPGROUP;
 constexpr int X_BYTES = PROMPT_TOKENS * PROMPT_DEPTH * 2, STAGE_BYTES = X_BYTES + PROMPT_ROWS * PROMPT_DEPTH * 2;
-static_assert(PROMPT_ROWS == 128 || PROMPT_ROWS == 224 || PROMPT_ROWS == 256, "an instruction for this width is not written");
+static_assert(PROMPT_ROWS == 96 || PROMPT_ROWS == 128 || PROMPT_ROWS == 224 || PROMPT_ROWS == 256, "an instruction for this width is not written");
 static_assert(CONSUMERS == 2 || CONSUMERS == 3, "registers are shared out among two or three");
 
 // A thread's sums: of two tokens 8 apart (`half`), two neighbours of each group of 8 weight rows.
 using Sums = float[PROMPT_ROWS / 8][4];
 
 // What a thread sums up: its first token, the tile of weight rows, and which part of the summed dimension; and whether the
-// clusters are as many as the parts of all tiles, so that those of one tile may wait for one another.
+// clusters are as many as the parts of all tiles, so that those of one tile may wait for one another; and whether no other follows.
 struct Tile {
     int token, column, part;
-    bool together;
+    bool together, last;
 };
+
+// Without work for the warps that neither copy nor multiply.
+struct NoEnding {};
+template <class Ending>
+constexpr bool ENDS = true;
+template <>
+constexpr bool ENDS<NoEnding> = false;
 
 __device__ inline uint32_t block_in_cluster() {
     uint32_t rank;
@@ -154,9 +161,11 @@ __device__ inline void norm_factors(const float* squares, int parts, int first, 
 // bring(to, column, depth, peer, barrier) asks for this block's part of a tile of weights, as bring_rows does;
 // store(sums, tile, prepared) has what a thread summed up of `tile.token` and of the token 8 behind it, either of which may be
 // behind the last, and what prepare(tile) gave before the sums. A later part of a tile comes after the earlier ones.
-template <class Bring, class Prepare, class Store>
+// Where there is an `ending`, three warps that have nothing else to do call ending(tile) for each tile, and for the last one all but the
+// copying warp do; `tile.token` is the block's first. Registers are then shared out evenly.
+template <class Bring, class Prepare, class Store, class Ending = NoEnding>
 __device__ inline void prompt_product(const CUtensorMap* x, int live, int columns, int width, unsigned char* shared, Bring bring,
-                                      Prepare prepare, Store store) {
+                                      Prepare prepare, Store store, Ending ending = {}) {
     __shared__ __align__(8) uint64_t barrier_words[2 * STAGES];
     const uint32_t base = shared_address(shared), barriers = shared_address(barrier_words);
     auto full = [&](int stage) { return barriers + stage * 8; };
@@ -183,11 +192,12 @@ __device__ inline void prompt_product(const CUtensorMap* x, int live, int column
             tile.column -= tile.part * columns;
             tile.together = walk.count() <= clusters;
         }
+        tile.last = turn + clusters >= walk.count();
         return tile;
     };
     auto steps_of = [&](const Tile& tile) { return min(each, all - tile.part * each); };
     if (threadIdx.x >= CONSUMERS * WARPGROUP) {
-        give_registers<CONSUMERS == 2 ? 40 : 56>();
+        if constexpr (!ENDS<Ending>) give_registers<CONSUMERS == 2 ? 40 : 56>();
         if (threadIdx.x == CONSUMERS * WARPGROUP) {
             auto weights_of = [&](const Tile& tile, int depth, int stage) {
                 barrier_expect(full(stage), STAGE_BYTES);
@@ -222,9 +232,14 @@ __device__ inline void prompt_product(const CUtensorMap* x, int live, int column
             }
         } else {
             wait_for_predecessor();
+            if constexpr (ENDS<Ending>) {
+                if (threadIdx.x >= CONSUMERS * WARPGROUP + WARP) {
+                    for (int turn = first; turn < walk.count(); turn += clusters) ending(locate(turn));
+                }
+            }
         }
     } else {
-        take_registers<CONSUMERS == 2 ? 232 : 152>();
+        if constexpr (!ENDS<Ending>) take_registers<CONSUMERS == 2 ? 232 : 152>();
         wait_for_predecessor();
         const int group = threadIdx.x / WARPGROUP, thread = threadIdx.x % WARPGROUP, lane = thread % WARP;
         int stage = 0, parity = 0;
@@ -257,6 +272,10 @@ __device__ inline void prompt_product(const CUtensorMap* x, int live, int column
             wait_products<0>();
             if (thread < PROMPT_PEERS) arrive_at(empty(last), thread);
             store(acc, tile, prepared);
+        }
+        // Behind the loop: inside, ptxas would keep the sums' registers through it.
+        if constexpr (ENDS<Ending>) {
+            if (first < walk.count()) ending(locate(first + (walk.count() - 1 - first) / clusters * clusters));
         }
     }
     meet_peer();  // nobody leaves while its peer still writes into its shared memory

@@ -39,6 +39,9 @@ __device__ inline void publish_shared() { asm volatile("fence.proxy.async.shared
 #define ATLAS_F16_(i) ATLAS_F4(i), ATLAS_F4(i + 1), ATLAS_F4(i + 2), ATLAS_F4(i + 3)
 #define ATLAS_R32                                                                                                       \
     "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}"
+#define ATLAS_R48                                                                                                       \
+    "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,"  \
+    "%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47}"
 #define ATLAS_R56                                                                                                       \
     "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,"  \
     "%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55}"
@@ -51,11 +54,15 @@ __device__ inline void publish_shared() { asm volatile("fence.proxy.async.shared
 // rows 16 w. `add` 0 begins the sum anew.
 template <int N>
 __device__ inline void product(float (&acc)[N / 8][4], uint64_t a, uint64_t b, int add) {
-    static_assert(N == 64 || N == 112 || N == 128, "an instruction for this width is not written");
+    static_assert(N == 64 || N == 96 || N == 112 || N == 128, "an instruction for this width is not written");
     if constexpr (N == 112) {
         asm volatile("{ .reg .pred p; setp.ne.b32 p, %58, 0; wgmma.mma_async.sync.aligned.m64n112k16.f32." ELEMENT
                      "." ELEMENT " " ATLAS_R56 ", %56, %57, p, 1, 1, 0, 0; }"
                      : ATLAS_F16_(0), ATLAS_F16_(4), ATLAS_F16_(8), ATLAS_F4(12), ATLAS_F4(13) : "l"(a), "l"(b), "r"(add));
+    } else if constexpr (N == 96) {
+        asm volatile("{ .reg .pred p; setp.ne.b32 p, %50, 0; wgmma.mma_async.sync.aligned.m64n96k16.f32." ELEMENT
+                     "." ELEMENT " " ATLAS_R48 ", %48, %49, p, 1, 1, 0, 0; }"
+                     : ATLAS_F16_(0), ATLAS_F16_(4), ATLAS_F16_(8) : "l"(a), "l"(b), "r"(add));
     } else if constexpr (N == 64) {
         asm volatile("{ .reg .pred p; setp.ne.b32 p, %34, 0; wgmma.mma_async.sync.aligned.m64n64k16.f32." ELEMENT
                      "." ELEMENT " " ATLAS_R32 ", %32, %33, p, 1, 1, 0, 0; }"
@@ -86,6 +93,7 @@ __device__ inline void product_across(float (&acc)[N / 8][4], const uint32_t (&a
 #undef ATLAS_F4
 #undef ATLAS_F16_
 #undef ATLAS_R32
+#undef ATLAS_R48
 #undef ATLAS_R56
 #undef ATLAS_R64
 
