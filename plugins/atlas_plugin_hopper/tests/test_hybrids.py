@@ -3,51 +3,24 @@
 import struct
 
 import pytest
+from checking import CheckingBackend
 from msgspec.structs import replace
 
 from atlas_core.conformance.hybrid_decoder import HYBRID_SHAPES, HybridDecoder, HybridShape, record_hybrid_decoder
-from atlas_core.contracts.backend import DeviceFacts
-from atlas_core.contracts.declarations import KernelRoot
 from atlas_core.contracts.ops import BindContext, Buffer
-from atlas_core.kernels.scan import scan
 from atlas_core.model.builder import record
 from atlas_core.model.matching import Pattern
 from atlas_core.model.planner import Bucket, Choices, Context, Step, plan
 from atlas_core.ops.primitives import PRIMITIVES
-from atlas_core.runtime.null import NullBackend, NullLaunch
+from atlas_core.runtime.null import NullLaunch
 from atlas_core.vocab.dtype import DType
 from atlas_core.vocab.errors import KernelError
-from atlas_core.vocab.kernel import Arg, Geometry, LaunchAttrs
+from atlas_core.vocab.kernel import LaunchAttrs
 from atlas_core.vocab.layout import plain
 from atlas_nvidia.fused import fused_ops
 from atlas_nvidia.implementations import implementations as of_nvidia
-from atlas_nvidia.launch import Limits, check_arguments, check_geometry
 from atlas_plugin_hopper.fused import fused_ops as of_hopper
 from atlas_plugin_hopper.implementations import implementations
-
-H100 = Limits(1024, (1024, 1024, 64), (2**31 - 1, 65535, 65535), 227 * 1024, 8)
-
-
-class CheckingBackend(NullBackend):
-    """Checks every launch as the real backend does, against declarations instead of binaries."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        tree, _ = scan([KernelRoot("atlas_nvidia"), KernelRoot("atlas_plugin_hopper")])
-        self.declared = {(u.module, entry.name): entry.params for u in tree.units("hopper") for entry in u.entries}
-
-    def facts(self) -> DeviceFacts:
-        """An H100's processors."""
-        return replace(super().facts(), processors=132)
-
-    def prepare_launch(
-        self, kernel: tuple[str, str], geometry: Geometry, args: list[Arg], attrs: LaunchAttrs | None = None
-    ) -> NullLaunch:
-        """See GpuBackend. These kernels declare no shared memory of their own."""
-        check_arguments(str(kernel), self.declared[kernel], args)
-        check_geometry(str(kernel), geometry, attrs or LaunchAttrs(), H100, 1024, 0)
-        return NullLaunch(*kernel, geometry, tuple(args), attrs or LaunchAttrs())
-
 
 HYBRID = HYBRID_SHAPES[0]
 CHAINS = ["hybrid_layers", "mixture_layers", "output_mixture"]
@@ -68,7 +41,7 @@ def launched(step: Step, operands: dict[str, Buffer], workers: int = 132) -> tup
     """The one launch of a step, and what is kept for it."""
     kept: list[bytes] = []
     context = BindContext(
-        CheckingBackend(),
+        CheckingBackend(0),
         operands,
         1 << 12,
         Buffer(1 << 13, 0),
