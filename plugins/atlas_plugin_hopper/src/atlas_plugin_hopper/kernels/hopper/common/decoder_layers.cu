@@ -123,43 +123,8 @@ __device__ inline void join_parts(const uint64_t* words, uint32_t flag, int spli
     for (int j = 0; j < Output::EACH; ++j) {
         const int pair = warp * (Output::CHUNK / 2) + Output::pair(j, lane);
         const uint64_t *parts = words + AT_PARTS + pair, *tops = words + AT_TOPS + 2 * (pair / PAIRS);
-        float best = -INFINITY, sure = 0.0f, a = 0.0f, b = 0.0f;
-#pragma unroll 1
-        for (int first = 0; first < splits; first += AT_ONCE) {
-            uint64_t part[AT_ONCE], top[AT_ONCE], total[AT_ONCE];
-            bool all;
-            int turns = 0;
-            do {
-                all = true;
-#pragma unroll
-                for (int s = 0; s < AT_ONCE; ++s) {
-                    part[s] = top[s] = total[s] = static_cast<uint64_t>(flag) << 32;
-                    if (first + s >= splits) continue;
-                    part[s] = look(parts + (first + s) * (Q_WIDTH / 2));
-                    look2(tops + (first + s) * (2 * Q_HEADS), top[s], total[s]);
-                }
-#pragma unroll
-                for (int s = 0; s < AT_ONCE; ++s) {
-                    all = all && fresh(part[s], flag) && fresh(top[s], flag) && fresh(total[s], flag);
-                }
-                lose_patience(turns);
-            } while (!all);
-            float above = best;
-#pragma unroll
-            for (int s = 0; s < AT_ONCE; ++s) above = first + s < splits ? fmaxf(above, number(top[s])) : above;
-            const float old = exp2f(best - above);
-            best = above;
-            sure *= old, a *= old, b *= old;
-#pragma unroll
-            for (int s = 0; s < AT_ONCE; ++s) {
-                const float by = first + s < splits ? number(total[s]) * exp2f(number(top[s]) - best) : 0.0f;
-                sure += by;
-                a = fmaf(by, widen(static_cast<uint16_t>(part[s])), a);
-                b = fmaf(by, widen(static_cast<uint16_t>(part[s] >> 16)), b);
-            }
-        }
-        const float by = __fdividef(1.0f, sure);
-        vector[Output::place(Output::pair(j, lane))] = pack(a * by, b * by);
+        vector[fragment_place(Output::pair(j, lane))] =
+            join<Q_WIDTH / 2, 2 * Q_HEADS, AT_ONCE>(parts, tops, flag, splits);
     }
 }
 

@@ -235,7 +235,7 @@ moe_decoder_layers(const int32_t* counts, const void* table, const float* x, flo
 #pragma unroll 1
                 for (int e = GROUP_PAIRS * split / splits + thread; e < until; e += CONSUMERS) {
                     const int pair = Attention::kv_head() * GROUP_PAIRS + e;
-                    const uint32_t bits = join<Q_HEADS * PAIRS, 2 * Q_HEADS>(
+                    const uint32_t bits = join<Q_HEADS * PAIRS, 2 * Q_HEADS, AT_ONCE>(
                         words + AT_PARTS + pair, words + AT_TOPS + 2 * (pair / PAIRS), flag, splits);
 #pragma unroll
                     for (int c = 0; c < COPIES; ++c) send(copies + c * COPY_WORDS + AT_ATTENDED + pair, bits, flag);

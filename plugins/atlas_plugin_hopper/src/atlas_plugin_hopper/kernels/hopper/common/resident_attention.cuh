@@ -2,6 +2,8 @@
 // are rows of tensor-core products (flash decoding; Dao et al., 2023). Keys and values of the next layer are fetched
 // while the rest of this one goes on; the new key and value come from the blocks that have computed them.
 #pragma once
+#include "joined_parts.cuh"
+#include "query_rows.cuh"
 #include "resident_product.cuh"
 
 namespace atlas {
@@ -10,7 +12,7 @@ constexpr int GROUP = Q_HEADS / KV_HEADS, PAIRS = HEAD_DIM / 2;
 constexpr int Q_WIDTH = Q_HEADS * HEAD_DIM, KV_WIDTH = KV_HEADS * HEAD_DIM;
 constexpr int MAX_SPLITS = 32;
 constexpr int TOKENS = 16, PASS = WARPS * TOKENS, AHEAD = 2;  // tokens of a warp, of a block at once; passes under way
-constexpr int KEY_PITCH = 2 * HEAD_DIM + 16, TILE = TOKENS * KEY_PITCH;
+constexpr int TILE = TOKENS * KEY_PITCH;
 static_assert(GROUP <= 8 && GROUP <= WARPS, "query heads of a key head are rows of a product");
 
 struct AttentionRoom {
@@ -118,47 +120,7 @@ struct Attention {
             wait_copies<AHEAD - 1>();
             __syncwarp();
             const uint32_t keys = shared_address(room.ahead[pass % AHEAD][warp]);
-            float score[2][4] = {};
-#pragma unroll
-            for (int k = 0; k < HEAD_DIM; k += 16) {
-                const uint32_t* query = reinterpret_cast<const uint32_t*>(&room.query[g][k + 2 * t]);
-                uint32_t b[4];
-                load_matrix(b, keys + (lane % 8 + lane / 16 * 8) * KEY_PITCH + 2 * (k + lane / 8 % 2 * 8));
-                mma(score[0], query[0], 0, query[4], 0, b[0], b[1]);
-                mma(score[1], query[0], 0, query[4], 0, b[2], b[3]);
-            }
-            float best = top;
-#pragma unroll
-            for (int j = 0; j < 4; ++j) {
-                float& one = score[j / 2][j % 2];
-                if (token + j / 2 * 8 + 2 * t + j % 2 >= end) one = -INFINITY;
-                best = fmaxf(best, one);
-            }
-            best = fmaxf(best, __shfl_xor_sync(~0u, best, 1));
-            best = fmaxf(best, __shfl_xor_sync(~0u, best, 2));
-            const float old = exp2f(top - best);
-            top = best;
-            total *= old;
-            float p[4];
-#pragma unroll
-            for (int j = 0; j < 4; ++j) {
-                p[j] = exp2f(score[j / 2][j % 2] - best);
-                total += p[j];
-            }
-            const uint32_t a0 = pack(p[0], p[1]), a2 = pack(p[2], p[3]);
-#pragma unroll
-            for (int d = 0; d < HEAD_DIM; d += 16) {
-                uint32_t b[4];
-                const int row = lane % 8 + lane / 8 % 2 * 8;
-                load_matrix_transposed(b, keys + TILE + row * KEY_PITCH + 2 * (d + lane / 16 * 8));
-#pragma unroll
-                for (int n = 0; n < 2; ++n) {
-                    float (&acc)[4] = sum[d / 8 + n];
-                    acc[0] *= old;
-                    acc[1] *= old;
-                    mma(acc, a0, 0, a2, 0, b[2 * n], b[2 * n + 1]);
-                }
-            }
+            attend_tokens(keys, TILE, &room.query[g][2 * t], token, end, lane, top, total, sum);
             __syncwarp();
             fetch(pass + AHEAD, cache, warp, lane);
         }

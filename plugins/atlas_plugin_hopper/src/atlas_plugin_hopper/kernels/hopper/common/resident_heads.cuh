@@ -2,6 +2,8 @@
 // of the keys of one key head, whose query heads are rows of tensor-core products (flash decoding; Dao et al., 2023), and
 // then puts an equal share of that key head's elements together from the parts of all blocks.
 #pragma once
+#include "joined_parts.cuh"
+#include "query_rows.cuh"
 #include "weight_ring.cuh"
 
 namespace atlas {
@@ -10,7 +12,7 @@ constexpr int GROUP = Q_HEADS / KV_HEADS, PAIRS = HEAD_DIM / 2, GROUP_PAIRS = GR
 constexpr int Q_WIDTH = Q_HEADS * HEAD_DIM, KV_WIDTH = KV_HEADS * HEAD_DIM;
 constexpr int MAX_SPLITS = 33, AT_ONCE = 8;
 constexpr int TOKENS = 16, PASS = WARPS * TOKENS;  // tokens of a warp, of a block at once
-constexpr int KEY_PITCH = 2 * HEAD_DIM + 16, KEY_TILE = TOKENS * KEY_PITCH;
+constexpr int KEY_TILE = TOKENS * KEY_PITCH;
 constexpr int SUM_PITCH = HEAD_DIM + 8;  // so that the lanes of a half warp meet no bank twice
 constexpr int TILES_BYTES = WARPS * 2 * KEY_TILE, SUMS_BYTES = WARPS * GROUP * SUM_PITCH * 4;
 static_assert(GROUP == 8 && WARPS == 8 && PAIRS == 2 * WARP, "a warp normalises a query head, four elements a lane");
@@ -185,47 +187,7 @@ struct Attention {
             const int64_t where = next < end ? element(next) : 0;
             wait_copies<0>();
             __syncwarp();
-            float score[2][4] = {};
-#pragma unroll
-            for (int k = 0; k < HEAD_DIM; k += 16) {
-                const uint32_t* query = reinterpret_cast<const uint32_t*>(&room.query[g][k + 2 * t]);
-                uint32_t b[4];
-                load_matrix(b, keys + (lane % 8 + lane / 16 * 8) * KEY_PITCH + 2 * (k + lane / 8 % 2 * 8));
-                mma(score[0], query[0], 0, query[4], 0, b[0], b[1]);
-                mma(score[1], query[0], 0, query[4], 0, b[2], b[3]);
-            }
-            float best = top;
-#pragma unroll
-            for (int j = 0; j < 4; ++j) {
-                float& one = score[j / 2][j % 2];
-                if (token + j / 2 * 8 + 2 * t + j % 2 >= end) one = -INFINITY;
-                best = fmaxf(best, one);
-            }
-            best = fmaxf(best, __shfl_xor_sync(~0u, best, 1));
-            best = fmaxf(best, __shfl_xor_sync(~0u, best, 2));
-            const float old = exp2f(top - best);
-            top = best;
-            total *= old;
-            float p[4];
-#pragma unroll
-            for (int j = 0; j < 4; ++j) {
-                p[j] = exp2f(score[j / 2][j % 2] - best);
-                total += p[j];
-            }
-            const uint32_t a0 = pack(p[0], p[1]), a2 = pack(p[2], p[3]);
-#pragma unroll
-            for (int d = 0; d < HEAD_DIM; d += 16) {
-                uint32_t b[4];
-                const int row = lane % 8 + lane / 8 % 2 * 8;
-                load_matrix_transposed(b, keys + KEY_TILE + row * KEY_PITCH + 2 * (d + lane / 16 * 8));
-#pragma unroll
-                for (int n = 0; n < 2; ++n) {
-                    float (&acc)[4] = sum[d / 8 + n];
-                    acc[0] *= old;
-                    acc[1] *= old;
-                    mma(acc, a0, 0, a2, 0, b[2 * n], b[2 * n + 1]);
-                }
-            }
+            attend_tokens(keys, KEY_TILE, &room.query[g][2 * t], token, end, lane, top, total, sum);
             __syncwarp();
             fetch(next, where, cache, warp, lane);
         }
@@ -277,48 +239,5 @@ struct Attention {
         }
     }
 };
-
-// A pair of elements put together from the parts of all blocks: of part s the elements are at parts[s * PART_APART], the
-// highest score and the sum of weights at tops[s * TOP_APART].
-template <int PART_APART, int TOP_APART>
-__device__ inline uint32_t join(const uint64_t* parts, const uint64_t* tops, uint32_t flag, int splits) {
-    float best = -INFINITY, sure = 0.0f, a = 0.0f, b = 0.0f;
-#pragma unroll 1
-    for (int first = 0; first < splits; first += AT_ONCE) {
-        uint64_t part[AT_ONCE], top[AT_ONCE], total[AT_ONCE];
-        bool all;
-        int turns = 0;
-        do {
-            all = true;
-#pragma unroll
-            for (int s = 0; s < AT_ONCE; ++s) {
-                part[s] = top[s] = total[s] = static_cast<uint64_t>(flag) << 32;
-                if (first + s >= splits) continue;
-                part[s] = look(parts + (first + s) * PART_APART);
-                look2(tops + (first + s) * TOP_APART, top[s], total[s]);
-            }
-#pragma unroll
-            for (int s = 0; s < AT_ONCE; ++s) {
-                all = all && fresh(part[s], flag) && fresh(top[s], flag) && fresh(total[s], flag);
-            }
-            lose_patience(turns);
-        } while (!all);
-        float above = best;
-#pragma unroll
-        for (int s = 0; s < AT_ONCE; ++s) above = first + s < splits ? fmaxf(above, number(top[s])) : above;
-        const float old = exp2f(best - above);
-        best = above;
-        sure *= old, a *= old, b *= old;
-#pragma unroll
-        for (int s = 0; s < AT_ONCE; ++s) {
-            const float by = first + s < splits ? number(total[s]) * exp2f(number(top[s]) - best) : 0.0f;
-            sure += by;
-            a = fmaf(by, widen(static_cast<uint16_t>(part[s])), a);
-            b = fmaf(by, widen(static_cast<uint16_t>(part[s] >> 16)), b);
-        }
-    }
-    const float by = __fdividef(1.0f, sure);
-    return pack(a * by, b * by);
-}
 
 }  // namespace atlas

@@ -2,21 +2,12 @@
 // as far ahead as there is room, the others share out the summed dimension of all rows and keep their chunks in
 // registers before the token is there.
 #pragma once
-#include "resident_words.cuh"
-#include "tma.cuh"
+#include "weight_ring.cuh"
 
 namespace atlas {
 
 constexpr int WARPS = DECODER_WARPS, CONSUMERS = WARPS * WARP;
 
-__device__ inline void copy_bulk(uint32_t to, const void* from, int bytes, uint32_t barrier) {
-    asm volatile("cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
-                 ::"r"(to), "l"(from), "r"(bytes), "r"(barrier) : "memory");
-}
-__device__ inline void load_half_matrix(uint32_t (&r)[2], uint32_t address) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0,%1}, [%2];"
-                 : "=r"(r[0]), "=r"(r[1]) : "r"(address) : "memory");
-}
 __device__ inline void sync_consumers() { asm volatile("bar.sync 1, %0;" ::"n"(CONSUMERS) : "memory"); }
 
 // Whether this is warp 0, which waits for what the others have written to shared memory; they go on.
@@ -37,67 +28,8 @@ __device__ inline float sum_of(const float (&parts)[WARPS]) {
     return sum + other;
 }
 
-template <int K>
-struct Stage {
-    static constexpr int PITCH = 2 * K + 16, ROWS = STAGE_BYTES / PITCH;  // rows of ldmatrix meet no bank twice
-    static_assert(ROWS >= 1 && ROWS <= WARP, "a lane copies a row");
-};
-
 template <int STAGES>
-struct Ring {
-    uint32_t stages, full, empty;  // `full` and `empty`: a barrier a stage
-    int slot = 0, parity = 0;
-
-    __device__ void begin() const {
-#pragma unroll 1
-        for (int i = 0; i < STAGES; ++i) {
-            barrier_init(full + 8 * i, 1);
-            barrier_init(empty + 8 * i, WARPS);
-        }
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    }
-    __device__ void advance(int by) {
-        slot += by;
-        if (slot >= STAGES) {
-            slot -= STAGES;
-            parity ^= 1;
-        }
-    }
-    // Where row j lies of those that begin at this slot, once it is there.
-    template <int K>
-    __device__ uint32_t row(int j) const {
-        int at = slot + j / Stage<K>::ROWS, phase = parity;
-        if (at >= STAGES) {
-            at -= STAGES;
-            phase ^= 1;
-        }
-        barrier_wait(full + 8 * at, phase);
-        return stages + at * STAGE_BYTES + j % Stage<K>::ROWS * Stage<K>::PITCH;
-    }
-    template <int K>
-    __device__ void release(int rows, int lane) {
-        const int count = (rows + Stage<K>::ROWS - 1) / Stage<K>::ROWS;
-        __syncwarp();
-        if (lane < count) barrier_arrive(empty + 8 * (slot + lane >= STAGES ? slot + lane - STAGES : slot + lane));
-        advance(count);
-    }
-    // By the warp that copies: so many rows, the addresses of which address(j) gives.
-    template <int K, class Address>
-    __device__ void fill(int rows, int lane, Address address) {
-#pragma unroll 1
-        for (int first = 0; first < rows; first += Stage<K>::ROWS) {
-            const int count = min(Stage<K>::ROWS, rows - first);
-            barrier_wait(empty + 8 * slot, parity ^ 1);
-            if (lane == 0) barrier_expect(full + 8 * slot, count * 2 * K);
-            __syncwarp();
-            if (lane < count) {
-                copy_bulk(stages + slot * STAGE_BYTES + lane * Stage<K>::PITCH, address(first + lane), 2 * K,
-                          full + 8 * slot);
-            }
-            advance(1);
-        }
-    }
-};
+using Ring = WeightRing<STAGES, STAGE_BYTES, WARPS>;
 
 // A warp's share of products of a vector [K] with up to 8 * TILES rows: of every row its chunk, as fragments of the
 // right operand of mma. With NORM the vector is multiplied by the weights of a norm, which lie before the rows.
@@ -105,13 +37,11 @@ template <int K, int TILES, bool NORM>
 struct Share {
     static_assert(K % (16 * WARPS) == 0, "a warp has whole steps of 16");
     static constexpr int CHUNK = K / WARPS, STEPS = CHUNK / 16, EACH = (CHUNK / 2 + WARP - 1) / WARP, ROWS = 8 * TILES;
-    uint32_t b[TILES][STEPS][2] = {};
+    Tile<STEPS> tiles[TILES] = {};
     uint32_t norm[EACH] = {};
 
     // The pair of the chunk that a lane has; those beyond the end have the last once more.
     __device__ static int pair(int i, int lane) { return min(i * WARP + lane, CHUNK / 2 - 1); }
-    // Where a pair lies as a fragment, so that a lane's two of a step are neighbours.
-    __device__ static int place(int pair) { return pair / 8 * 8 + pair % 4 * 2 + pair / 4 % 2; }
 
     template <class Rows>
     __device__ void load(Rows& ring, int rows, int warp, int lane) {
@@ -119,17 +49,7 @@ struct Share {
         for (int n = 0; n < TILES; ++n) {
             if (8 * n >= rows) break;
             const int row = NORM + min(8 * n + lane % 8, rows - 1);
-            const uint32_t at = ring.template row<K>(row) + 2 * (warp * CHUNK + lane / 8 * 8);
-#pragma unroll
-            for (int s = 0; s < STEPS; s += 2) {
-                if (s + 1 < STEPS) {
-                    uint32_t four[4];
-                    load_matrix(four, at + 32 * s);
-                    b[n][s][0] = four[0], b[n][s][1] = four[1], b[n][s + 1][0] = four[2], b[n][s + 1][1] = four[3];
-                } else {
-                    load_half_matrix(b[n][s], at + 32 * s);
-                }
-            }
+            tiles[n].load(ring.template row<K>(row) + 2 * warp * CHUNK, lane);
         }
         if (NORM) {
             const uint32_t at = ring.template row<K>(0) + 2 * warp * CHUNK;
@@ -138,7 +58,8 @@ struct Share {
                 asm volatile("ld.shared.u32 %0, [%1];" : "=r"(norm[i]) : "r"(at + 4 * pair(i, lane)) : "memory");
             }
         }
-        ring.template release<K>(NORM + rows, lane);
+        constexpr int OF_STAGE = Rows::template ROWS<K>;
+        ring.release((NORM + rows + OF_STAGE - 1) / OF_STAGE, lane);
     }
     // Takes this warp's chunk of a vector of two_numbers, scaled to `vector` and as it is to `plain`.
     __device__ void receive(const uint64_t* words, uint32_t flag, uint32_t* vector, uint32_t* plain, int warp,
@@ -166,7 +87,7 @@ struct Share {
         }
     }
     __device__ void take(int i, float first, float second, uint32_t* vector, uint32_t* plain, int lane) const {
-        const int at = place(pair(i, lane));
+        const int at = fragment_place(pair(i, lane));
         plain[at] = pack(first, second);
         vector[at] = pack(first * widen(static_cast<uint16_t>(norm[i])),
                           second * widen(static_cast<uint16_t>(norm[i] >> 16)));
@@ -189,7 +110,7 @@ struct Share {
         } while (!all);
 #pragma unroll
         for (int i = 0; i < EACH; ++i) {
-            vector[place((i & ~1) * WARP + 2 * lane + i % 2)] = static_cast<uint32_t>(word[i]);
+            vector[fragment_place((i & ~1) * WARP + 2 * lane + i % 2)] = static_cast<uint32_t>(word[i]);
         }
     }
     // This warp's part of every row's sum and, behind the rows, of the sum of squares.
@@ -203,7 +124,7 @@ struct Share {
             const uint2 x = *reinterpret_cast<const uint2*>(vector + 8 * s + lane % 4 * 2);
 #pragma unroll
             for (int n = 0; n < TILES; ++n) {
-                if (n == 0 || 8 * n < rows) mma(acc[n][s % TURNS], x.x, 0, x.y, 0, b[n][s][0], b[n][s][1]);
+                if (n == 0 || 8 * n < rows) mma(acc[n][s % TURNS], x.x, 0, x.y, 0, tiles[n].b[s][0], tiles[n].b[s][1]);
             }
             if (NORM) {
                 const uint2 raw = *reinterpret_cast<const uint2*>(plain + 8 * s + lane % 4 * 2);

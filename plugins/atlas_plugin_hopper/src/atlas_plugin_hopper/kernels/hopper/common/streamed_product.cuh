@@ -2,18 +2,14 @@
 // copies rows into a ring, the others share out the summed dimension: each has its chunk of the token as fragments, and
 // a sum of its own a row.
 #pragma once
+#include "bulk_copy.cuh"
 #include "resident_words.cuh"
-#include "tma.cuh"
 
 namespace atlas {
 
 constexpr int WARPS = 8, CONSUMERS = WARPS * WARP;
 constexpr int STAGE_BYTES = 16656;  // 4 rows of 2,048, 2 of 4,096, 16 of 512
 
-__device__ inline void copy_bulk(uint32_t to, const void* from, int bytes, uint32_t barrier) {
-    asm volatile("cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
-                 ::"r"(to), "l"(from), "r"(bytes), "r"(barrier) : "memory");
-}
 // 1 / (1 + e^-x) by a division of two instructions.
 __device__ inline float quick_sigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
 // A block's share of so many things, which are fewer than 2^31 / blocks.

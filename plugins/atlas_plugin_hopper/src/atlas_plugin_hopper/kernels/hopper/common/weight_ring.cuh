@@ -2,21 +2,10 @@
 // room, across the borders of phases and layers; the others share out the summed dimension of every row and arrive at the
 // stage's barrier when they have their chunks. Who copies and who reads go through the same rows in the same order.
 #pragma once
+#include "bulk_copy.cuh"
 #include "resident_words.cuh"
-#include "tma.cuh"
 
 namespace atlas {
-
-__device__ inline void copy_bulk(uint32_t to, const void* from, int bytes, uint32_t barrier) {
-    asm volatile("cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
-                 ::"r"(to), "l"(from), "r"(bytes), "r"(barrier) : "memory");
-}
-// The same of what is not read again soon, so that the L2 cache rather keeps other things.
-__device__ inline void copy_bulk_once(uint32_t to, const void* from, int bytes, uint32_t barrier) {
-    asm volatile("{ .reg .b64 p; createpolicy.fractional.L2::evict_first.b64 p, 1.0; "
-                 "cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], p; }"
-                 ::"r"(to), "l"(from), "r"(bytes), "r"(barrier) : "memory");
-}
 
 // STAGES of BYTES each, read by READERS warps. A group of rows [K] begins at a stage of its own. BYTES and PAD are chosen
 // so that ldmatrix finds eight rows behind one another in different banks: their addresses differ by 16 bytes or more,
