@@ -47,7 +47,7 @@ FEWEST = 384
 
 
 def launches(backend: Any, op: str, tensors: dict[str, torch.Tensor], attrs: Mapping[str, Any], live: Mapping[str, str],
-             kv: str | None, tokens: int) -> tuple[str, list[Any]]:  # fmt: skip
+             kv: str | None, tokens: int, sequences: int = 1) -> tuple[str, list[Any]]:  # fmt: skip
     """The best implementation's name, and its launches."""
     specs = {
         name: OperandSpec(
@@ -57,7 +57,7 @@ def launches(backend: Any, op: str, tensors: dict[str, torch.Tensor], attrs: Map
         for name, t in tensors.items()
         if name not in ("counts", "scratch")
     }  # fmt: skip
-    need = OpNeed(op, specs, attrs, ARCH, "fast", tokens, 1, 1, tokens, kv)
+    need = OpNeed(op, specs, attrs, ARCH, "fast", tokens, sequences, sequences, tokens, kv)
     rated = [(i.supports(need), i) for i in [*nvidia(), *hopper()] if i.op == op]
     chosen = max((r for r in rated if r[0].ok), key=lambda r: r[0].rank)[1]
     buffers = {name: Buffer(t.data_ptr(), t.nbytes) for name, t in tensors.items()}

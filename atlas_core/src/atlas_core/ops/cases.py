@@ -184,6 +184,8 @@ PREFILL: tuple[tuple[Rows, Rows], ...] = (
 LONG: tuple[tuple[Rows, Rows], ...] = ((((1, 4095),), ((1, 2050),)),)
 TILES: tuple[Rows, Rows] = (((300, 5), (1, 700), (130, 0), (0, 3)), ((257, 130), (64, 449)))
 """Several tiles of queries and of keys, with ends inside them."""
+SHARED: tuple[Rows, Rows] = (((40, 1600), (1, 30)), ((1, 1700), (33, 1560)))
+"""Contexts so long beside so few queries that their keys are shared out."""
 LARGE: tuple[tuple[Rows, Rows], ...] = ((((1, 4095),) * 1,) * 2, (((1, 4095),) * 8,) * 2, (((512, 0),),) * 2)
 
 
@@ -257,6 +259,7 @@ def paged_attention(rng: Rng, large: bool) -> Iterator[Trial]:
             sets += [(rows, window) for rows in (DECODE[1], DECODE[2], PREFILL[0]) for window in (1, 20)]
             sets += [(rows, 0) for rows in LONG]
             sets += [(TILES, window) for window in (0, 150)]
+            sets += [(SHARED, window) for window in (0, 1650)]
         for index, (rows, window) in enumerate(sets):
             label = (
                 f"heads={q_heads}/{kv_heads} dim={dim} page={page_tokens} longest={_longest(rows)}"
