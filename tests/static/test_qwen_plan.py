@@ -114,7 +114,11 @@ def plan_of(model, hardware, folder, processors=None):
 
 
 def bound(step, backend):
-    operands = {name: Buffer(1 << 20, 1 << 40) for name in step.need.operands}
+    # Of a cache each layer's part must begin at a multiple of 16.
+    operands = {
+        name: Buffer(1 << 20, spec.shape[0] << 30 if name == "cache" else 1 << 40)
+        for name, spec in step.need.operands.items()
+    }
     context = BindContext(
         backend, operands, 1 << 12, Buffer(1 << 13, 1 << 30), backend.processors, lambda data: 1 << 14
     )
