@@ -16,7 +16,7 @@ from atlas_nvidia.implementations.base import (
     ragged,
     unbounded,
 )
-from atlas_plugin_hopper.prompt_layers import GATE_UP, QKV, gate_up, qkv, unrotated
+from atlas_plugin_hopper.prompt_layers import GATE_UP, UNNORMED, entry_of, gate_up, qkv, unrotated
 from atlas_plugin_hopper.prompts import DEPTH, INSTANCES, Tiles, handed_bytes, multiply, squares_of
 from atlas_plugin_hopper.tiles import Normed
 
@@ -35,7 +35,10 @@ class _Chained(Implementation):
         self.tiles = tiles
         self.name = f"{self.name}{INSTANCES[tiles].removeprefix('linear')}"
         super().__init__(DType.BF16)
-        self.kernels = ((INSTANCES[tiles], "linear_tma"), *((module, self.entry) for module in self.instances.values()))
+        self.kernels = (
+            (INSTANCES[tiles], "linear_tma"),
+            *((module, entry_of(module)) for module in self.instances.values()),
+        )
 
     def supports(self, need: OpNeed) -> Verdict:
         """See OpImplementation. It ranks higher where its tiles take the least time of all."""
@@ -89,7 +92,6 @@ class LinearAddGateUp(_Chained):
     """From attention to the middle of the feed-forward network."""
 
     op, name = "linear_add_norm_gate_up_silu", "linear_add_gate_up"
-    entry = "gate_up_tma"
     matrices = ("gate_weight", "up_weight")
     instances = GATE_UP
 
@@ -107,13 +109,12 @@ class LinearAddQkv(_Chained):
     """From the end of one layer to the attention of the next."""
 
     op = "linear_add_norm_qkv_rope_append"
-    entry = "qkv_tma"
     matrices = ("q_weight", "k_weight", "v_weight")
 
     def __init__(self, head_dim: int, tiles: Tiles) -> None:
         self.head_dim = head_dim
         self.name = f"linear_add_qkv_{head_dim}"
-        self.instances = QKV[head_dim]
+        self.instances = UNNORMED[head_dim]
         super().__init__(tiles)
 
     def refusals(self, need: OpNeed) -> list[str]:
@@ -137,5 +138,5 @@ def prompt_chains() -> list[OpImplementation]:
     """All of them."""
     return [
         *(LinearAddGateUp(tiles) for tiles in INSTANCES),
-        *(LinearAddQkv(head_dim, tiles) for head_dim in QKV for tiles in INSTANCES),
+        *(LinearAddQkv(head_dim, tiles) for head_dim in UNNORMED for tiles in INSTANCES),
     ]

@@ -75,12 +75,12 @@ def qkv(
         *addresses(context, "q"), i32(width), i32(q_heads), i32(kv_heads), i32(attrs["page_tokens"]), i32(attrs["slot_stride"]),
         i32(attrs["table_offset"]), *types, i32(x.parts), f32(attrs["rope_scale"]), f32(attrs["eps"]), f32(attrs[eps]),
     ]  # fmt: skip
-    return launched(context, (module, _entry(module)), tiles, tokens, columns, args)
+    return launched(context, (module, entry_of(module)), tiles, tokens, columns, args)
 
 
-def _entry(module: str) -> str:
-    """Of a module of QKV or UNNORMED, which are named after their sources."""
-    return "_".join(module.split("_")[:2])
+def entry_of(module: str) -> str:
+    """Of a module of GATE_UP, QKV or UNNORMED: modules are named after it."""
+    return next(entry for entry in ("gate_up_tma", "qkv_tma", "qkv_staged", "qkv_pairs") if module.startswith(entry))
 
 
 def unrotated(need: OpNeed, dim: int) -> list[str]:
@@ -177,7 +177,7 @@ class NormQkvRopeAppend(_BehindNorm):
         self.head_dim = head_dim
         self.name = f"{self.op}_tma_{head_dim}"
         self.instances = self.sized[head_dim]
-        self.entry = _entry(self.instances[tiles])
+        self.entry = entry_of(self.instances[tiles])
         super().__init__(tiles, element)
 
     def refusals(self, need: OpNeed) -> list[str]:

@@ -19,9 +19,10 @@ struct Number {
     static constexpr int value = number;
 };
 
-// Of a thread's two tokens: their positions and pages.
+// Of a thread's two tokens: their positions, pages, and what completes their norm.
 struct Places {
     int position[2], page[2];
+    float factor[2];
 };
 
 // Of which kind some pairs are (0 queries, 1 keys, 2 values, 3 none), of which of its heads, and from which pair of it on.
@@ -59,10 +60,10 @@ __device__ void turn(Sums& acc, int half, float position, const float4* turns, f
 extern "C" __global__ void __launch_bounds__(PROMPT_THREADS, 1)
 qkv_pairs(const int32_t* counts, const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap q_weight,
           const __grid_constant__ CUtensorMap k_weight, const __grid_constant__ CUtensorMap v_weight, const void*,
-          const void*, const float* inv_freq, const int32_t* positions, const int32_t* token_row,
+          const void*, const float* squares, const float* inv_freq, const int32_t* positions, const int32_t* token_row,
           const int32_t* row_slot, const int32_t* slots, uint16_t* cache, uint16_t* q, int32_t width, int32_t q_heads,
           int32_t kv_heads, int32_t page_tokens, int32_t slot_stride, int32_t table_offset, int32_t, int32_t,
-          float rope_scale, float) {
+          int32_t parts, float rope_scale, float norm_eps, float) {
     extern __shared__ __align__(1024) unsigned char shared[];
     __shared__ float4 turns[HALF / 2];
     admit_successor();
@@ -83,6 +84,7 @@ qkv_pairs(const int32_t* counts, const __grid_constant__ CUtensorMap x, const __
         },
         [&](const Tile& tile) {
             Places places;
+            norm_factors(squares, parts, tile.token, live, width, norm_eps, places.factor);
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 const int token = min(tile.token + half * 8, live - 1);
@@ -95,6 +97,12 @@ qkv_pairs(const int32_t* counts, const __grid_constant__ CUtensorMap x, const __
             return places;
         },
         [&](Sums& acc, const Tile& tile, const Places& places) {
+            if (squares != nullptr) {
+#pragma unroll
+                for (int j = 0; j < PROMPT_ROWS / 8; ++j)
+#pragma unroll
+                    for (int e = 0; e < 4; ++e) acc[j][e] *= places.factor[e / 2];
+            }
             auto end = [&](auto which) {
                 constexpr int I = decltype(which)::value;
                 const Some some(tile.column * COPIES + I, q_heads, kv_heads);

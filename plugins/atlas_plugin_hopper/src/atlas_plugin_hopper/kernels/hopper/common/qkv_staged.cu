@@ -15,9 +15,21 @@ constexpr int ENDING_WARPS = 3, ALL_WARPS = ENDING_WARPS + CONSUMERS * WARPGROUP
 static_assert(PROMPT_ROWS % HEAD_DIM == 0, "whole heads");
 enum Barrier { FULL = 1, EMPTY, ENDED };  // of the sums; the last is among the ending warps
 
+// Of a token: its position, its page, and what completes its norm.
 struct Place {
     int position, page;
+    float factor;
 };
+
+// 1 / sqrt(mean(x²) + eps) of a token by its sums of squares (norm_factors); 1 where there are none.
+__device__ inline float norm_factor(const float* squares, int parts, int token, int width, float eps) {
+    if (squares == nullptr) return 1.0f;
+    const float* of = squares + static_cast<int64_t>(token) * parts;
+    float sum = 0.0f;
+#pragma unroll 8
+    for (int part = 0; part < parts; ++part) sum += __ldcg(of + part);
+    return rsqrtf(__fdividef(sum, static_cast<float>(width)) + eps);
+}
 
 // In shared memory beside the ring: what turns pairs (turns.cuh), weights of the norms of query and key heads, and the places of a
 // tile's tokens. Lane `l` of a row has pairs 8 l to 8 l + 7, in pieces that no two lanes find in one bank.
@@ -50,12 +62,27 @@ __device__ void stage(const Sums& acc, uint32_t sums) {
     }
 }
 
-// One token's sums of a head: 8 low ones and 8 high ones a lane.
+// 8 sums a lane times `factor`.
+__device__ inline void scale(uint4& sums, float factor) {
+    float a[8];
+    unpack(sums, a);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) a[i] *= factor;
+    sums = pack8(a);
+}
+
+// One token's sums of a head, times `by`: 8 low ones and 8 high ones a lane.
 template <bool NORMED>
-__device__ void turn(uint4& low, uint4& high, const float (&sine)[8], const float (&cosine)[8], const float4 (&norm)[4], float eps) {
+__device__ void turn(uint4& low, uint4& high, const float (&sine)[8], const float (&cosine)[8], const float4 (&norm)[4], float by,
+                     float eps) {
     float a[8], b[8];
     unpack(low, a);
     unpack(high, b);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        a[i] *= by;
+        b[i] *= by;
+    }
     if constexpr (NORMED) {
         float square = 0.0f;
 #pragma unroll
@@ -65,11 +92,11 @@ __device__ void turn(uint4& low, uint4& high, const float (&sine)[8], const floa
         const float factor = rsqrtf(square / HEAD_DIM + eps);
 #pragma unroll
         for (int i = 0; i < 8; i += 4) {
-            const float4 by = norm[i / 4], high_by = norm[2 + i / 4];
-            a[i] *= factor * by.x;
-            a[i + 1] *= factor * by.y;
-            a[i + 2] *= factor * by.z;
-            a[i + 3] *= factor * by.w;
+            const float4 low_by = norm[i / 4], high_by = norm[2 + i / 4];
+            a[i] *= factor * low_by.x;
+            a[i + 1] *= factor * low_by.y;
+            a[i + 2] *= factor * low_by.z;
+            a[i + 3] *= factor * low_by.w;
             b[i] *= factor * high_by.x;
             b[i + 1] *= factor * high_by.y;
             b[i + 2] *= factor * high_by.z;
@@ -92,10 +119,10 @@ __device__ void turn(uint4& low, uint4& high, const float (&sine)[8], const floa
 extern "C" __global__ void __launch_bounds__(PROMPT_THREADS, 1)
 qkv_staged(const int32_t* counts, const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap q_weight,
         const __grid_constant__ CUtensorMap k_weight, const __grid_constant__ CUtensorMap v_weight, const void* q_norm,
-        const void* k_norm, const float* inv_freq, const int32_t* positions, const int32_t* token_row,
+        const void* k_norm, const float* squares, const float* inv_freq, const int32_t* positions, const int32_t* token_row,
         const int32_t* row_slot, const int32_t* slots, uint16_t* cache, uint16_t* q, int32_t width, int32_t q_heads,
         int32_t kv_heads, int32_t page_tokens, int32_t slot_stride, int32_t table_offset, int32_t q_type, int32_t k_type,
-        float rope_scale, float eps) {
+        int32_t parts, float rope_scale, float norm_eps, float eps) {
     extern __shared__ __align__(1024) unsigned char shared[];
     __shared__ Constants known;
     admit_successor();
@@ -154,9 +181,12 @@ qkv_staged(const int32_t* counts, const __grid_constant__ CUtensorMap x, const _
                 if (head >= heads) break;
                 uint4 low = load_shared(mine + head * SUM_BYTES), high = load_shared((mine ^ HEAD_DIM) + head * SUM_BYTES);
                 if (kind < 2 && q_norm != nullptr) {
-                    turn<true>(low, high, sine, cosine, norm, eps);
+                    turn<true>(low, high, sine, cosine, norm, place.factor, eps);
                 } else if (kind < 2) {
-                    turn<false>(low, high, sine, cosine, norm, eps);
+                    turn<false>(low, high, sine, cosine, norm, place.factor, eps);
+                } else if (squares != nullptr) {
+                    scale(low, place.factor);
+                    scale(high, place.factor);
                 }
                 if (lives) {
                     *reinterpret_cast<uint4*>(to + head * next) = low;
@@ -174,7 +204,8 @@ qkv_staged(const int32_t* counts, const __grid_constant__ CUtensorMap x, const _
         for (int row = thread; row < PROMPT_TOKENS; row += ENDING_WARPS * WARP) {
             const int token = min(tile.token + row, live - 1), position = positions[token];
             const int64_t slot = static_cast<int64_t>(row_slot[token_row[token]]) * slot_stride;
-            known.places[row] = Place{position, slots[slot + table_offset + position / page_tokens]};
+            const float factor = norm_factor(squares, parts, token, width, norm_eps);
+            known.places[row] = Place{position, slots[slot + table_offset + position / page_tokens], factor};
         }
         if (!begun) named_arrive(EMPTY, ALL_WARPS * WARP);
         begun = true;
