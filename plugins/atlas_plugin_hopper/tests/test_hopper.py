@@ -1,12 +1,15 @@
 """Hopper's own implementations: which tiles they choose, what they take, and that launches fit declarations and device."""
 
 import struct
+import tomllib
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from checking import H100, CheckingBackend
 from msgspec.structs import replace
 
+import atlas_plugin_hopper
 from atlas_core.conformance.decoder import CHAIN_SHAPES, SHAPES, DecoderShape, DenseDecoder, record_decoder
 from atlas_core.conformance.linear_decoder import LARGE_LINEAR_SHAPES, LinearDecoder, record_linear_decoder
 from atlas_core.contracts.backend import Launch
@@ -48,6 +51,9 @@ from atlas_plugin_hopper.skinny import GATE_UP_ROWS, LINEAR_ROWS, LINEARS_ROWS, 
 from atlas_plugin_hopper.tiles import Tiling, tiling
 
 STATIC = 1024
+SOURCES = Path(atlas_plugin_hopper.__file__).parent / "kernels/hopper/common/KERNEL.toml"
+PARAMETERS = {entry["name"]: len(entry["params"]) for entry in tomllib.loads(SOURCES.read_text())["entry"]}
+"""Of every kernel, by entry."""
 BESIDE = "moe_shared_add_beside"
 LAYERS = 2
 
@@ -115,6 +121,7 @@ def test_a_layer_of_a_prompt_is_five_launches_that_fit_or_seven(
     for name, step in zip(names, found, strict=True):
         made = launches(step)
         assert {(launch.module, launch.entry) for launch in made} <= set(step.implementation.kernels)
+        assert all(len(launch.args) == PARAMETERS.get(launch.entry, len(launch.args)) for launch in made)
         total += len(made) if name.startswith(("linear_add", "norm_", "paged")) else 0
         for launch in made if "_tma" in name else ():
             if launch.entry == "rms_norm":
@@ -205,6 +212,7 @@ def test_each_kind_of_tiles_has_its_kernel_boxes_and_room(tiles: Tiles, tokens: 
     step = next(s for s in steps(tokens, DType.BF16, SMALL) if s.need.op == "norm_qkv_rope_append")
     _, launch = launches(replace(step, implementation=NormQkvRopeAppend(128, tiles, DType.BF16)))
     assert launch.module == UNNORMED[128][tiles]
+    assert len(launch.args) == PARAMETERS[launch.entry]
     assert launch.module.startswith(launch.entry)
     heads = step.need.attrs["q_heads"], step.need.attrs["kv_heads"], step.need.attrs["kv_heads"]
     each = tiles.rows // 128
