@@ -181,8 +181,8 @@ def test_a_log_that_cannot_be_written_stops_nobody() -> None:
     assert process.wait(20) == 0
 
 
-def test_a_server_that_is_to_be_started_again_ends_with_its_engine(tmp_path: Path) -> None:
-    server = Server(tmp_path / "log", "--exit-on-fault")
+def killed_while_streaming(server: Server) -> str:
+    """Kill the engine's process below a stream; the code of the error that ends it."""
     (child,) = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()
     body = {"prompt": [5], "max_tokens": 500, "ignore_eos": True, "stream": True}
     with server.http.stream("POST", "/v1/completions", json=body) as response:
@@ -190,7 +190,13 @@ def test_a_server_that_is_to_be_started_again_ends_with_its_engine(tmp_path: Pat
         next(lines)
         os.kill(int(child), signal.SIGKILL)
         last = [line for line in lines if line][-1]
-    assert json.loads(last.removeprefix("data: "))["error"]["code"] == "faulted"
+    code: str = json.loads(last.removeprefix("data: "))["error"]["code"]
+    return code
+
+
+def test_a_server_that_is_to_be_started_again_ends_with_its_engine(tmp_path: Path) -> None:
+    server = Server(tmp_path / "log", "--exit-on-fault")
+    assert killed_while_streaming(server) == "faulted"
     server.http.close()
     assert server.process.wait(20) == EXIT_CODES[EngineError]
     assert "error: the engine process ended unexpectedly" in server.log.read_text()
@@ -198,17 +204,11 @@ def test_a_server_that_is_to_be_started_again_ends_with_its_engine(tmp_path: Pat
 
 def test_a_killed_engine_fails_its_requests_and_the_server_says_so(tmp_path: Path) -> None:
     server = Server(tmp_path / "log")
-    (child,) = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()
-    body = {"prompt": [5], "max_tokens": 500, "ignore_eos": True, "stream": True}
-    with server.http.stream("POST", "/v1/completions", json=body) as response:
-        lines = response.iter_lines()
-        next(lines)
-        os.kill(int(child), signal.SIGKILL)
-        last = [line for line in lines if line][-1]
-    assert json.loads(last.removeprefix("data: "))["error"]["code"] == "faulted"
+    assert killed_while_streaming(server) == "faulted"
     health = server.http.get("/health").json()
     assert (health["status"], health["message"]) == ("faulted", "the engine process ended unexpectedly")
     assert "killed by signal 9" in health["why"]
     assert "E the engine has failed: the engine process ended unexpectedly" in server.log.read_text()
-    assert server.http.post("/v1/completions", json=body).headers["x-should-retry"] == "false"
+    refused = server.http.post("/v1/completions", json={"prompt": [5]})
+    assert refused.headers["x-should-retry"] == "false"
     assert server.stop() == 0

@@ -91,9 +91,10 @@ bias_add(const int32_t* counts, int32_t live_word, const uint16_t* x, const void
     store(y, p.element, pack8(a));
 }
 
-extern "C" __global__ void __launch_bounds__(256)
-silu_mul(const int32_t* counts, int32_t live_word, const uint16_t* gate, const uint16_t* up, uint16_t* y,
-         int32_t width) {
+// act(gate) * up.
+template <typename Act>
+__device__ inline void gated(const int32_t* counts, int32_t live_word, const uint16_t* gate, const uint16_t* up,
+                             uint16_t* y, int32_t width, Act act) {
     admit_successor();
     wait_for_predecessor();
     const Place p = place(counts[live_word], width);
@@ -102,8 +103,14 @@ silu_mul(const int32_t* counts, int32_t live_word, const uint16_t* gate, const u
     unpack(load16(gate + p.element), a);
     unpack(load16(up + p.element), b);
 #pragma unroll
-    for (int i = 0; i < 8; ++i) a[i] = silu(a[i]) * b[i];
+    for (int i = 0; i < 8; ++i) a[i] = act(a[i]) * b[i];
     store(y, p.element, pack8(a));
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+silu_mul(const int32_t* counts, int32_t live_word, const uint16_t* gate, const uint16_t* up, uint16_t* y,
+         int32_t width) {
+    gated(counts, live_word, gate, up, y, width, [](float x) { return silu(x); });
 }
 
 // gelu by tanh: with u = sqrt(2/pi) * (x + 0.044715 * x^3), (1 + tanh(u)) / 2 is the sigmoid of 2u.
@@ -112,16 +119,7 @@ __device__ inline float gelu(float x) { return x * sigmoid(1.5957691216057307117
 extern "C" __global__ void __launch_bounds__(256)
 gelu_mul(const int32_t* counts, int32_t live_word, const uint16_t* gate, const uint16_t* up, uint16_t* y,
          int32_t width) {
-    admit_successor();
-    wait_for_predecessor();
-    const Place p = place(counts[live_word], width);
-    if (!p.live) return;
-    float a[8], b[8];
-    unpack(load16(gate + p.element), a);
-    unpack(load16(up + p.element), b);
-#pragma unroll
-    for (int i = 0; i < 8; ++i) a[i] = gelu(a[i]) * b[i];
-    store(y, p.element, pack8(a));
+    gated(counts, live_word, gate, up, y, width, [](float x) { return gelu(x); });
 }
 
 // A gate for each feature, or one for the row (``gates`` is 1).
