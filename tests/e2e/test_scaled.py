@@ -13,12 +13,12 @@ from atlas_core.vocab.errors import ResolveError
 
 TINY = Path(__file__).parents[1] / "data" / "tiny"
 LAYOUTS = {
-    "q_fp8_block_minimax": ("minimax_m2", {"e4m3_f32_32"}),
-    "q_fp8_ct_dynamic": ("qwen3", {"e4m3_f32_32"}),
-    "q_fp8_tensor_modelopt": ("qwen3", {"e4m3_f32_32"}),
-    "q_nvfp4_ct_dense": ("qwen3", {"e2m1_f32_16"}),
-    "q_nvfp4_modelopt": ("qwen3_moe", {"e2m1_f32_16"}),
-    "q_mixed_modelopt": ("qwen3_5_moe", {"e4m3_f32_32", "e2m1_f32_16"}),
+    "q_fp8_block_minimax": ("minimax_m2", {"e4m3_row", "e4m3_tile"}),
+    "q_fp8_ct_dynamic": ("qwen3", {"e4m3_row"}),
+    "q_fp8_tensor_modelopt": ("qwen3", {"e4m3_row"}),
+    "q_nvfp4_ct_dense": ("qwen3", {"nvfp4"}),
+    "q_nvfp4_modelopt": ("qwen3_moe", {"nvfp4"}),
+    "q_mixed_modelopt": ("qwen3_5_moe", {"e4m3_row", "nvfp4"}),
 }
 """By checkpoint: the family, and what its matrices are read as besides plain arrays."""
 
@@ -40,9 +40,9 @@ def test_logits_of_every_position(make: Any, name: str) -> None:
 
 
 def test_what_no_kernel_reads_is_decoded_only_when_that_is_asked_for(make: Any) -> None:
-    with pytest.raises(ResolveError, match="weight is stored as e2m1_f32_16") as refused:
+    with pytest.raises(ResolveError, match="weight is stored as nvfp4") as refused:
         make(TINY / "q_nvfp4_ct_dense")
-    assert "pass --transcode bf16 (weights take 0.8 MiB in place of 0.5 MiB)" in (refused.value.cure or "")
+    assert "pass --transcode bf16 (weights take 0.8 MiB in place of 0.4 MiB)" in (refused.value.cure or "")
 
 
 def test_a_quantisation_that_nobody_knows_is_named(make: Any, tmp_path: Path) -> None:

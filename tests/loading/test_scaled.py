@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from atlas_core.conformance.formats import test_format as conform
 from atlas_core.contracts.checkpoint import Checkpoint
-from atlas_core.loading.scaled import SCALED_E2M1, SCALED_E4M3, with_scales
+from atlas_core.loading.scaled import with_scales
 from atlas_core.loading.scaled_format import ScaledFormat
+from atlas_core.ops.scaled import E4M3_BLOCK, E4M3_ROW, NVFP4
 from atlas_core.vocab.dtype import DType
 from atlas_core.vocab.errors import CheckpointError
 from atlas_core.vocab.layout import StorageLayout, plain
@@ -72,6 +73,13 @@ def fp8_blocks() -> tuple[Memory, np.ndarray]:
     return Memory({"weight_block_size": [16, 64]}, m__weight=codes, m__weight_scale_inv=by), want
 
 
+def fp8_tiles() -> tuple[Memory, np.ndarray]:
+    """Blocks of 24 rows and 128 columns, of which the last are cut."""
+    codes, by = e4m3(ROWS, 256), scales(2, 2).astype(ml_dtypes.bfloat16)
+    want = codes.astype(np.float32) * by.astype(np.float32).repeat(24, 0)[:ROWS].repeat(128, 1)
+    return Memory({"weight_block_size": [24, 128]}, m__weight=codes, m__weight_scale_inv=by), want
+
+
 def fp8_rows() -> tuple[Memory, np.ndarray]:
     codes, by = e4m3(ROWS, COLUMNS), scales(ROWS, 1).astype(ml_dtypes.bfloat16)
     return Memory(m__weight=codes, m__weight_scale=by), codes.astype(np.float32) * by.astype(np.float32)
@@ -94,7 +102,7 @@ def nvfp4(*, packed: bool) -> tuple[Memory, np.ndarray]:
 
 
 WAYS = {
-    "blocks": fp8_blocks, "rows": fp8_rows, "tensor": fp8_tensor, "modelopt": lambda: nvfp4(packed=False),
+    "blocks": fp8_blocks, "tiles": fp8_tiles, "rows": fp8_rows, "tensor": fp8_tensor, "modelopt": lambda: nvfp4(packed=False),
     "compressed": lambda: nvfp4(packed=True),
 }  # fmt: skip
 
@@ -109,7 +117,7 @@ def test_every_way_of_writing_them(way: str) -> None:
     checkpoint = merged(memory)
     assert list(checkpoint.tensors) == ["m.weight"]
     info = checkpoint.tensors["m.weight"]
-    assert info.shape == (ROWS, COLUMNS)
+    assert info.shape == want.shape
     data = checkpoint.read("m.weight")
     assert len(data) == info.nbytes == checkpoint.layout(info.layout).nbytes(info.shape)
     np.testing.assert_array_equal(FORMAT.decode(info.layout, data, info.shape), want)
@@ -179,13 +187,26 @@ def test_numbers_without_a_scale_are_refused_by_name() -> None:
 
 def test_known_bits() -> None:
     one = np.float32(0.5).tobytes() + bytes([0x38, 0xB8, 0x7E, 0x01] * 8)
-    np.testing.assert_array_equal(
-        FORMAT.decode(SCALED_E4M3.name, one, (1, 32))[0, :4], np.float32([0.5, -0.5, 224, 0.5 * 2**-9])
-    )
-    four = np.float32(2).tobytes() + bytes([0x21, 0xF7, 0x80, 0x00, 0, 0, 0, 0])
-    np.testing.assert_array_equal(
-        FORMAT.decode(SCALED_E2M1.name, four, (1, 16))[0, :6], np.float32([1, 2, 12, -12, 0, 0])
-    )
+    for layout in (E4M3_BLOCK, E4M3_ROW):
+        np.testing.assert_array_equal(
+            FORMAT.decode(layout.name, one, (1, 32))[0, :4], np.float32([0.5, -0.5, 224, 0.5 * 2**-9])
+        )
+    four = np.float32([3, 1]).tobytes() + bytes([0x40, 0x21, 0xF7, 0x80, 0x00, 0, 0, 0, 0])
+    np.testing.assert_array_equal(FORMAT.decode(NVFP4.name, four, (1, 16))[0, :6], np.float32([3, 6, 36, -36, 0, 0]))
+
+
+@pytest.mark.parametrize(
+    ("way", "layout", "columns"), [("blocks", "e4m3_f32_32", COLUMNS), ("tiles", "e4m3_tile", 256), ("rows", "e4m3_row", COLUMNS),
+    ("tensor", "e4m3_row", COLUMNS), ("modelopt", "nvfp4", COLUMNS)]
+)  # fmt: skip
+def test_what_the_file_has_is_what_is_kept(way: str, layout: str, columns: int) -> None:
+    """Rows of 4,096 are at most so much longer than their part of the file."""
+    checkpoint = merged(WAYS[way]()[0])
+    info = checkpoint.tensors["m.weight"]
+    assert (info.layout, info.shape[1]) == (layout, columns)
+    stored = {"nvfp4": 4096 * 9 // 16}.get(layout, 4096)
+    allowed = {"e4m3_f32_32": 0.125, "e4m3_tile": 0.0313}.get(layout, 0.004)
+    assert checkpoint.layout(layout).row_bytes(4096) <= stored * (1 + allowed)
 
 
 def test_the_format_keeps_its_promises() -> None:

@@ -18,16 +18,11 @@ from msgspec import Struct
 
 from atlas_core.contracts.checkpoint import Checkpoint, Pooled, Pooling, TokenizerSource
 from atlas_core.ops.arrays import numpy_dtype
+from atlas_core.ops.scaled import E4M3_BLOCK, E4M3_ROW, E4M3_TILE, LAYOUTS, NVFP4, TILE_ROWS, row_type
 from atlas_core.vocab.errors import CheckpointError
 from atlas_core.vocab.layout import StorageLayout
 from atlas_core.vocab.model import TensorInfo
 
-SCALED_E4M3 = StorageLayout("e4m3_f32_32", 32, 36)
-"""A float32 scale, then 32 numbers of float8 e4m3."""
-SCALED_E2M1 = StorageLayout("e2m1_f32_16", 16, 12)
-"""A float32 scale, then 16 numbers of float4 e2m1, of each byte the low half first."""
-E4M3_BLOCK = np.dtype([("scale", "<f4"), ("codes", "u1", 32)])
-E2M1_BLOCK = np.dtype([("scale", "<f4"), ("codes", "u1", 8)])
 _ASIDE = (".input_scale", ".input_global_scale", ".k_scale", ".v_scale", ".q_scale", ".output_scale")
 _CURE = "use another copy of the model"
 
@@ -81,7 +76,7 @@ class ScaledCheckpoint:
 
     def layout(self, name: str) -> StorageLayout:
         """See contracts.checkpoint.Checkpoint.layout."""
-        own = {layout.name: layout for layout in (SCALED_E4M3, SCALED_E2M1)}
+        own = {layout.name: layout for layout in LAYOUTS}
         return own[name] if name in own else self._checkpoint.layout(name)
 
     def read(self, name: str, rows: Sequence[tuple[int, int]] | None = None) -> bytes | memoryview:
@@ -101,24 +96,34 @@ class ScaledCheckpoint:
         self._checkpoint.close()
 
     def _rows(self, weight: _Weight, start: int, end: int) -> np.ndarray:
-        """Blocks [end - start, columns / block] of rows [start, end)."""
-        kind = E4M3_BLOCK if weight.layout is SCALED_E4M3 else E2M1_BLOCK
-        blocks = np.empty((end - start, weight.shape[1] // weight.layout.block), kind)
-        codes = self._checkpoint.read(weight.codes, [(start, end)])
-        blocks["codes"] = np.frombuffer(codes, np.uint8).reshape(blocks["codes"].shape)
-        high, wide = weight.tile
-        if high >= weight.shape[0] and wide >= weight.shape[1]:
-            blocks["scale"] = self._numbers(weight.scales).reshape(())
-        else:
-            first, last = start // high, -(-end // high)
-            scales = self._numbers(weight.scales, [(first, last)]).reshape(last - first, -(-weight.shape[1] // wide))
-            down = np.arange(start, end) // high - first
-            across = np.arange(blocks.shape[1]) * weight.layout.block // wide
-            blocks["scale"] = scales[down][:, across]
+        """Rows [start, end) of ``row_type``."""
+        rows = np.empty(end - start, row_type(weight.layout, weight.shape[1]))
+        scales = self._scales(weight, start, end)
+        codes = np.frombuffer(self._checkpoint.read(weight.codes, [(start, end)]), np.uint8)
+        if weight.layout == E4M3_ROW:
+            rows["codes"], rows["scale"] = codes.reshape(rows["codes"].shape), scales[:, 0]
+            return rows
+        blocks = rows["blocks"]
+        blocks["codes"], blocks["scale"] = codes.reshape(blocks["codes"].shape), scales
         if weight.whole:
-            by = self._numbers(weight.whole).reshape(())
-            blocks["scale"] = blocks["scale"] / by if weight.divides else blocks["scale"] * by
-        return blocks
+            rows["times"] = rows["by"] = 1
+            rows["by" if weight.divides else "times"] = self._numbers(weight.whole).reshape(())
+        return rows
+
+    def _scales(self, weight: _Weight, start: int, end: int) -> np.ndarray:
+        """Of each block of the rows, or of each row where blocks share it: float32, those of NVFP4 as they are stored."""
+        if weight.layout == NVFP4:
+            stored = np.frombuffer(self._checkpoint.read(weight.scales, [(start, end)]), np.uint8)
+            return stored.reshape(end - start, weight.shape[1] // NVFP4.block)
+        (high, wide), (height, columns) = weight.tile, weight.shape
+        across = np.arange(1 if weight.layout == E4M3_ROW else columns // weight.layout.block) * weight.layout.block // wide
+        if high >= height and wide >= columns:
+            return np.broadcast_to(self._numbers(weight.scales).reshape(1, 1), (end - start, len(across)))
+        first, last = start // high, -(-end // high)
+        scales = self._numbers(weight.scales, [(first, last)]).reshape(last - first, -(-columns // wide))
+        down = np.arange(start, end) // high - first
+        chosen: np.ndarray = scales[down][:, across]
+        return chosen
 
     def _numbers(self, name: str, rows: Sequence[tuple[int, int]] | None = None) -> np.ndarray:
         scalar = self._checkpoint.layout(self._checkpoint.tensors[name].layout).scalar
@@ -136,15 +141,24 @@ def _find(checkpoint: Checkpoint) -> dict[str, _Weight]:
             scales = next((f"{name}{end}" for end in ("_scale_inv", "_scale") if f"{name}{end}" in tensors), None)
             if scales is not None:
                 tile = _tile(checkpoint, info, tensors[scales])
-                found[name] = _checked(checkpoint, _Weight(name, info.shape, SCALED_E4M3, scales, tile))
+                found[name] = _checked(checkpoint, _Weight(name, info.shape, _layout(info.shape, tile), scales, tile))
         elif info.layout == "u8" and len(info.shape) == 2 and part in ("weight", "weight_packed"):
             packed = part == "weight_packed"
             scales, whole = f"{module}.weight_scale", f"{module}.weight_{'global_scale' if packed else 'scale_2'}"
             if scales in tensors and whole in tensors:
                 shape = (info.shape[0], 2 * info.shape[1])
-                weight = _Weight(name, shape, SCALED_E2M1, scales, (1, SCALED_E2M1.block), whole, packed)
+                weight = _Weight(name, shape, NVFP4, scales, (1, NVFP4.block), whole, packed)
                 found[f"{module}.weight"] = _checked(checkpoint, weight)
     return found
+
+
+def _layout(shape: tuple[int, ...], tile: tuple[int, int]) -> StorageLayout:
+    """The narrowest that has a place for scales of tiles (rows, columns)."""
+    high, wide = tile
+    if wide >= shape[1]:
+        return E4M3_ROW
+    whole = wide % E4M3_TILE.block == 0 and shape[1] % E4M3_TILE.block == 0
+    return E4M3_TILE if whole and high % TILE_ROWS == 0 else E4M3_BLOCK
 
 
 def _tile(checkpoint: Checkpoint, weight: TensorInfo, scales: TensorInfo) -> tuple[int, int]:
@@ -157,7 +171,7 @@ def _tile(checkpoint: Checkpoint, weight: TensorInfo, scales: TensorInfo) -> tup
     given = checkpoint.quantization.get("weight_block_size")
     if isinstance(given, list) and len(given) == 2 and all(type(part) is int and part > 0 for part in given):
         high, wide = given
-        if scales.shape == (-(-rows // high), -(-columns // wide)) and wide % SCALED_E4M3.block == 0:
+        if scales.shape == (-(-rows // high), -(-columns // wide)) and wide % E4M3_BLOCK.block == 0:
             return high, wide
     raise CheckpointError(
         f"{scales.name} of {checkpoint.path} has the shape {list(scales.shape)} for a weight of {[rows, columns]}",

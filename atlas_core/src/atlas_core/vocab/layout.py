@@ -6,7 +6,7 @@ from atlas_core.vocab.dtype import DType
 
 
 class StorageLayout(Struct, frozen=True):
-    """Rows of ``block`` consecutive weights along the last dimension, ``block_bytes`` each.
+    """Rows of ``block`` consecutive weights along the last dimension, ``block_bytes`` each, behind ``head_bytes`` for the whole row.
 
     ``name`` identifies the exact bit layout (``q4_1`` is the ggml block: f16 scale, f16 minimum, 16 bytes of nibbles).
     ``scalar`` is set for plain arrays only (block 1).
@@ -16,12 +16,13 @@ class StorageLayout(Struct, frozen=True):
     block: int
     block_bytes: int
     scalar: DType | None = None
+    head_bytes: int = 0
 
     def row_bytes(self, columns: int) -> int:
         """Bytes of one row of ``columns`` weights. Raises ValueError when the row is not a whole number of blocks."""
         if columns % self.block:
             raise ValueError(f"{columns} columns are not a multiple of the {self.block}-weight block of {self.name}")
-        return columns // self.block * self.block_bytes
+        return self.head_bytes + columns // self.block * self.block_bytes
 
     def nbytes(self, shape: tuple[int, ...]) -> int:
         """Bytes of a whole tensor of ``shape``; a scalar shape counts as one row of one."""
