@@ -116,7 +116,9 @@ class ScaledCheckpoint:
             stored = np.frombuffer(self._checkpoint.read(weight.scales, [(start, end)]), np.uint8)
             return stored.reshape(end - start, weight.shape[1] // NVFP4.block)
         (high, wide), (height, columns) = weight.tile, weight.shape
-        across = np.arange(1 if weight.layout == E4M3_ROW else columns // weight.layout.block) * weight.layout.block // wide
+        across = (
+            np.arange(1 if weight.layout == E4M3_ROW else columns // weight.layout.block) * weight.layout.block // wide
+        )
         if high >= height and wide >= columns:
             return np.broadcast_to(self._numbers(weight.scales).reshape(1, 1), (end - start, len(across)))
         first, last = start // high, -(-end // high)
