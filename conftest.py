@@ -19,6 +19,9 @@ ALLOWED_SKIPS = (
 )
 """A test may be skipped for what a machine lacks, and for nothing else; reasons begin with one of these."""
 
+# Tests run side by side: threads of numpy's products would wait for one another's cores, several times as long as they work.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 # A distribution at the root must be known before its tests are collected: pytest would take its folder for the package.
 for _project in Path(__file__).resolve().parent.glob("*/pyproject.toml"):
     importlib.import_module(_project.parent.name)

@@ -165,5 +165,8 @@ def test_the_block_table_of_the_right_row_is_used():
         "table_offset": batch.shape.layout.table_offset(0),
         "page_tokens": 4,
     }
-    place = references._block({"row_slot": batch.row_slot, "slots": batch.slots}, attrs, 1, 9)
-    assert place == (batch.page(1, 2), 1)
+    pages, tokens = references._blocks(
+        {"row_slot": batch.row_slot, "slots": batch.slots}, attrs, 1, np.array([9, 0, 7])
+    )
+    assert pages.tolist() == [batch.page(1, block) for block in (2, 0, 1)]
+    assert tokens.tolist() == [1, 0, 3]

@@ -241,10 +241,12 @@ def fill_cache(rng: Rng, batch: Batch, layers: int, layer: int, kv_heads: int, h
     size = batch.shape.page_tokens
     cache = np.full((layers, batch.shape.pages, 2, kv_heads, size, head_dim), np.nan, np.float32)
     for row, (query, context) in enumerate(zip(batch.queries, batch.contexts, strict=True)):
-        for position in range(context + query):
-            hidden = window and position <= context - window
-            values = normal(rng, 2, kv_heads, head_dim, scale=100.0 if hidden else 1.0)
-            cache[layer, batch.page(row, position // size), :, :, position % size] = values
+        positions = np.arange(context + query)
+        hidden = positions <= context - window if window else np.zeros(len(positions), bool)
+        scale = np.where(hidden, 100.0, 1.0)[:, None, None, None]
+        values = rng.standard_normal((len(positions), 2, kv_heads, head_dim)) * scale
+        pages = np.array([batch.page(row, block) for block in range(-(-len(positions) // size))], np.int64)
+        cache[layer, pages[positions // size], :, :, positions % size] = values
     return cache
 
 

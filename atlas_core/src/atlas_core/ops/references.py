@@ -11,6 +11,8 @@ from atlas_core.ops.step import Word
 Attrs = Mapping[str, Any]
 PROMPT_BIT = 1 << 30
 """In a penalty row: the token occurs in the prompt. Lower bits count generated occurrences."""
+_QUERIES = 64
+"""Queries whose scores are held at once."""
 
 
 def step_begin(a: Arrays, attrs: Attrs) -> None:
@@ -79,19 +81,22 @@ def rope(a: Arrays, attrs: Attrs) -> None:
     a["y"] = y.reshape(-1, heads * dim).astype(np.float32)
 
 
-def _block(a: Arrays, attrs: Attrs, row: int, position: int) -> tuple[int, int]:
-    """(page, token in page) of a position of the sequence in ``row``."""
+def _blocks(
+    a: Arrays, attrs: Attrs, row: int, positions: np.ndarray[Any, Any]
+) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """(pages, tokens in page) of positions of the sequence in ``row``."""
     table = int(a["row_slot"][row]) * attrs["slot_stride"] + attrs["table_offset"]
-    return int(a["slots"][table + position // attrs["page_tokens"]]), position % attrs["page_tokens"]
+    return a["slots"][table + positions // attrs["page_tokens"]], positions % attrs["page_tokens"]
 
 
 def kv_append(a: Arrays, attrs: Attrs) -> None:
     """Write each token's key and value to its place in the pages."""
     heads, dim = attrs["kv_heads"], attrs["head_dim"]
-    for index, position in enumerate(a["positions"]):
-        page, place = _block(a, attrs, int(a["token_row"][index]), int(position))
-        a["cache"][attrs["layer"], page, 0, :, place] = a["k"][index].reshape(heads, dim)
-        a["cache"][attrs["layer"], page, 1, :, place] = a["v"][index].reshape(heads, dim)
+    for row in np.unique(a["token_row"]):
+        mine = np.flatnonzero(a["token_row"] == row)
+        pages, tokens = _blocks(a, attrs, int(row), a["positions"][mine])
+        a["cache"][attrs["layer"], pages, 0, :, tokens] = a["k"][mine].reshape(-1, heads, dim)
+        a["cache"][attrs["layer"], pages, 1, :, tokens] = a["v"][mine].reshape(-1, heads, dim)
 
 
 def paged_attention(a: Arrays, attrs: Attrs) -> None:
@@ -100,20 +105,27 @@ def paged_attention(a: Arrays, attrs: Attrs) -> None:
     The query at position p sees keys max(0, p - window + 1) to p.
     """
     heads, kv_heads, dim = attrs["q_heads"], attrs["kv_heads"], attrs["head_dim"]
-    out = np.zeros_like(a["q"], dtype=np.float32)
+    group, out = heads // kv_heads, np.zeros_like(a["q"], dtype=np.float32)
     for row, slot in enumerate(a["row_slot"]):
         start = int(a["slots"][int(slot) * attrs["slot_stride"] + Word.POSITION])
-        for offset, index in enumerate(range(a["cu_q"][row], a["cu_q"][row + 1])):
-            last = start + offset
-            first = max(0, last - attrs["window"] + 1) if attrs["window"] else 0
-            places = [_block(a, attrs, row, position) for position in range(first, last + 1)]
-            pages, tokens = (np.array(part) for part in zip(*places, strict=True))
+        begin, end = int(a["cu_q"][row]), int(a["cu_q"][row + 1])
+        for index in range(begin, end, _QUERIES):
+            count = min(_QUERIES, end - index)
+            last = start + index - begin + np.arange(count)
+            first = np.maximum(0, last - attrs["window"] + 1) if attrs["window"] else np.zeros_like(last)
+            seen = np.arange(first[0], last[-1] + 1)
+            pages, tokens = _blocks(a, attrs, row, seen)
             kv = a["cache"][attrs["layer"]][pages, :, :, tokens].astype(np.float64)
-            q = a["q"][index].reshape(kv_heads, heads // kv_heads, dim).astype(np.float64)
-            score = np.einsum("hgd,thd->hgt", q, kv[:, 0]) * attrs["scale"]
+            k, v = kv[:, 0].transpose(1, 2, 0), kv[:, 1].transpose(1, 0, 2)
+            q = a["q"][index : index + count].astype(np.float64).reshape(count, kv_heads, group, dim)
+            score = q.transpose(1, 2, 0, 3).reshape(kv_heads, group * count, dim) @ k * attrs["scale"]
+            score = score.reshape(kv_heads, group, count, -1)
+            hidden = (seen < first[:, None]) | (seen > last[:, None])
+            score[:, :, hidden] = -np.inf
             weight = np.exp(score - score.max(-1, keepdims=True))
             weight /= weight.sum(-1, keepdims=True)
-            out[index] = np.einsum("hgt,thd->hgd", weight, kv[:, 1]).reshape(heads * dim)
+            y = weight.reshape(kv_heads, group * count, -1) @ v
+            out[index : index + count] = y.reshape(heads, count, dim).transpose(1, 0, 2).reshape(count, heads * dim)
     a["y"] = out
 
 
