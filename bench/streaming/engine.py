@@ -54,6 +54,12 @@ class Paced:
         """Tokens of the step."""
         return len(plan.sample_row)
 
+    def kind(self, ticket: int) -> None:
+        """Nothing is launched ahead."""
+
+    def wait(self, ticket: int) -> None:
+        """``collect`` does."""
+
     def collect(self, ticket: int) -> StepOutput:
         """Wait for the step's end."""
         now = time.monotonic()

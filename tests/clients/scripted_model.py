@@ -90,6 +90,12 @@ class Player:
     def launch(self, plan):
         return [self._next(plan.sequences[row]) for row in plan.sample_row]
 
+    def kind(self, ticket):
+        return None
+
+    def wait(self, ticket):
+        pass
+
     def collect(self, ticket):
         time.sleep(self._delay)
         return StepOutput(ticket)

@@ -204,6 +204,10 @@ class Scripted:
                 sampled.append(self._last[slot])
         return sampled
 
+    def kind(self, ticket: list[int]) -> None: ...
+
+    def wait(self, ticket: list[int]) -> None: ...
+
     def collect(self, ticket: list[int]) -> StepOutput:
         return StepOutput(ticket)
 

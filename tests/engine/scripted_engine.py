@@ -67,6 +67,12 @@ class ScriptedRunner:
             given.get(place) or alternatives(token, plan.sequences[row].fields[15]) for place, (row, token) in rows
         ]
 
+    def kind(self, ticket):
+        return None
+
+    def wait(self, ticket):
+        pass
+
     def collect(self, ticket):
         time.sleep(self._delay)
         return StepOutput(*ticket)

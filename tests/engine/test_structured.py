@@ -94,6 +94,12 @@ class RandomRunner:
         ends = [token for token in CLOSERS if bits[token]]
         return self._random.choice(ends if ends and self._random.random() < self._closing else allowed)
 
+    def kind(self, ticket):
+        return None
+
+    def wait(self, ticket):
+        pass
+
     def collect(self, ticket):
         return StepOutput(ticket[1])
 
@@ -209,7 +215,8 @@ def test_a_preempted_answer_goes_on_in_its_form():
 def test_a_thought_comes_before_the_form(state):
     thinking = Thinking("<think>", "</think>", state == "open")
     items = [
-        ask(json_grammar({"type": "boolean"}, "f"), state=state, thinking=thinking, max_tokens=200) for _ in range(12)
+        ask(json_grammar({"type": "boolean"}, "f"), state=state, thinking=thinking, max_tokens=200, seed=seed)
+        for seed in range(12)
     ]
     seen = set()
     for _tokens, text, finish, _ in answers(items, seed=8):

@@ -80,6 +80,12 @@ class EmbeddingRunner:
         self._pool(plan, first, step.activations[self._hidden].address)
         return StepOutput([0] * len(plan.sample_row), None, self._vectors(plan))
 
+    def kind(self, ticket: StepOutput) -> None:
+        """None: no step is in flight whose end could be predicted."""
+
+    def wait(self, ticket: StepOutput) -> None:
+        """``launch`` has waited."""
+
     def collect(self, ticket: StepOutput) -> StepOutput:
         """What ``launch`` has found."""
         return ticket

@@ -3,7 +3,7 @@
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
@@ -13,6 +13,7 @@ from msgspec import Struct
 from atlas_core.engine.failures import to_failure
 from atlas_core.engine.grammar import Grammars, Matcher
 from atlas_core.engine.output import Alternatives, Output, TokenText
+from atlas_core.engine.pace import Load, Pace
 from atlas_core.engine.restriction import Answer
 from atlas_core.engine.wire import Message
 from atlas_core.scheduler.plan import StepPlan
@@ -77,8 +78,16 @@ class StepRunner(Protocol):
         """Let the step that was launched last sample, now that all tokens before are known. Raises DeviceError."""
         ...
 
-    def collect(self, ticket: Any) -> StepOutput:
+    def kind(self, ticket: Any) -> Hashable:
+        """What a launched step has in common with those that take about as long as it for the same tokens; None, nothing."""
+        ...
+
+    def wait(self, ticket: Any) -> None:
         """Wait for a step, the oldest first. Raises DeviceError."""
+        ...
+
+    def collect(self, ticket: Any) -> StepOutput:
+        """Wait for a step, the oldest first, and read what it gave. Raises DeviceError."""
         ...
 
     def close(self) -> None:
@@ -91,7 +100,8 @@ class Engine:
 
     ``eos`` are the tokens that end a turn; ``info`` is what the API process is told; without ``grammars`` requests that have one are
     refused, and ``eager`` has them prepared once there is nothing to do. With an asynchronous runner one step is always launched before the one before it is read; tokens that turn out to be
-    past a request's end are never seen. Where a grammar waits for the token before, only the forward pass runs ahead.
+    past a request's end are never seen. Where a grammar waits for the token before, only the forward pass runs ahead. When the end of the
+    step that runs can be predicted (engine.pace), the next one is put off until shortly before, so that requests that come meanwhile are in it.
     """
 
     def __init__(
@@ -113,6 +123,7 @@ class Engine:
         self._eager = eager
         self._compiling: dict[str, tuple[Generate, Output, Future[Matcher]]] = {}
         self._flight: deque[tuple[StepPlan, Any]] = deque()
+        self._pace = Pace() if runner.asynchronous else None
         self._deltas: list[Delta] = []
         self._scoring: dict[Output, None] = {}
         self._steps = 0
@@ -145,16 +156,23 @@ class Engine:
         self._runner.close()
 
     def _take(self, inbox: Inbox) -> None:
-        """Handle every message that has come; wait for one when there is nothing else to do."""
+        """Handle every message that has come, or comes while the next step has time; wait for one when there is nothing else to do."""
         idle = self._scheduler.idle and not self._flight and not self._deltas and self._drain_until is None
+        until = None if self._pace is None else self._pace.launch_at(self._clock())
         try:
             while not self._closed:
-                self._handle(self._next(inbox, idle))
+                self._handle(self._next(inbox, idle, until))
                 idle = False
         except Empty:
             return
 
-    def _next(self, inbox: Inbox, idle: bool) -> Message | Closed | Compiled:
+    def _next(self, inbox: Inbox, idle: bool, until: float | None) -> Message | Closed | Compiled:
+        # A grammar that is being compiled may hold the interpreter for longer than any margin.
+        if until is not None and not self._compiling:
+            left = until - self._clock()
+            if left <= 0:
+                raise Empty  # what is still there has its turn as soon as the step is launched
+            return inbox.get(timeout=left)
         if idle and self._eager and self._grammars is not None:
             try:
                 return inbox.get(timeout=QUIET)
@@ -261,8 +279,11 @@ class Engine:
         if plan is not None:
             if self._unstarted:
                 self._note_start(plan)
-            self._flight.append((plan, self._runner.launch(plan)))
+            ticket = self._runner.launch(plan)
+            self._flight.append((plan, ticket))
             self._steps += 1
+            if self._pace is not None:
+                self._pace.launched(Load(self._runner.kind(ticket), len(plan.token_ids), plan.attended), self._clock())
         ahead = 1 if self._runner.asynchronous else 0
         if not self._flight and not self._scheduler.idle:
             raise EngineError(
@@ -285,6 +306,10 @@ class Engine:
 
     def _collect(self) -> None:
         plan, ticket = self._flight.popleft()
+        if self._pace is not None:
+            asked = self._clock()
+            self._runner.wait(ticket)
+            self._pace.collected(asked, self._clock())
         result = self._runner.collect(ticket)
         self._experts += result.experts[0]
         self._mixtures += result.experts[1]

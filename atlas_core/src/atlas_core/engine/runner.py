@@ -160,8 +160,12 @@ class Runner:
         for name, target in wanted if ticket.plan.logprobs else wanted[:1]:
             self._backend.copy_d2h_async(ticket.step.activations[name].address, target, self._stream)
 
-    def collect(self, ticket: Ticket) -> StepOutput:
-        """Wait for the oldest step in flight and read what it sampled.
+    def kind(self, ticket: Ticket) -> Bucket | None:
+        """The bucket: its graphs are the same each time; None where masks are waited for between them."""
+        return None if ticket.plan.masks else ticket.bucket
+
+    def wait(self, ticket: Ticket) -> None:
+        """Wait for the oldest step in flight.
 
         Raises EngineError for another ticket, DeviceError.
         """
@@ -171,6 +175,10 @@ class Runner:
             self._backend.wait_event(ticket.ring.event)
         except DeviceError as error:
             raise _failed(f"step {ticket.number} has failed", ticket.bucket, error) from error
+
+    def collect(self, ticket: Ticket) -> StepOutput:
+        """Wait for the oldest step in flight and read what it sampled; raises what ``wait`` does."""
+        self.wait(ticket)
         sampled, values, ids = ticket.ring.views(ticket.rows)
         counted = self._experts if ticket.decodes else None
         output = StepOutput(

@@ -38,7 +38,8 @@ class StepPlan(Struct, frozen=True):
     sampled from: ``scored`` tells what else they are for. ``updates``
     are (word, value) pairs for the slots array, int32. ``clear_penalty`` are rows of the penalty pool to be zeroed
     before the step, and ``counted`` those that shall hold something. ``logprobs`` says whether any sampled row wants them. ``masks`` are slots whose token mask is to be
-    written before the step samples, with who writes it; ``late`` when one of them depends on a token of the step before.
+    written before the step samples, with who writes it; ``late`` when one of them depends on a token of the step before. ``attended``
+    counts, for each token, the positions up to the last one of its row.
     """
 
     sequences: tuple[Sequence, ...]
@@ -54,6 +55,7 @@ class StepPlan(Struct, frozen=True):
     scored: tuple[Scored, ...] = ()
     late: bool = False
     counted: tuple[Counted, ...] = ()
+    attended: int = 0
 
     @property
     def max_query(self) -> int:
@@ -77,6 +79,7 @@ class PlanBuilder(Struct):
     _scored: list[Scored] = field(default_factory=list)
     _late: bool = False
     _counted: list[Counted] = field(default_factory=list)
+    _attended: int = 0
 
     @property
     def logits(self) -> int:
@@ -112,8 +115,10 @@ class PlanBuilder(Struct):
         self._sample_row.append(-1)
         self._logprobs = True
 
-    def row(self, sequence: Sequence, slot: int, tokens: Iterable[int], *, sampled: bool, logprobs: bool) -> None:
-        """A sequence's tokens; its last one is sampled from when ``sampled``."""
+    def row(
+        self, sequence: Sequence, slot: int, tokens: Iterable[int], *, end: int, sampled: bool, logprobs: bool
+    ) -> None:
+        """A sequence's tokens up to position ``end``; its last one is sampled from when ``sampled``."""
         self._token_ids.extend(tokens)
         if sampled:
             self._logits_rows.append(len(self._token_ids) - 1)
@@ -122,6 +127,7 @@ class PlanBuilder(Struct):
         self._sequences.append(sequence)
         self._row_slot.append(slot)
         self._cu_q.append(len(self._token_ids))
+        self._attended += (self._cu_q[-1] - self._cu_q[-2]) * end
 
     def build(self) -> StepPlan | None:
         """The plan, or None when there is nothing to run."""
@@ -130,7 +136,7 @@ class PlanBuilder(Struct):
         return StepPlan(
             tuple(self._sequences), tuple(self._row_slot), tuple(self._token_ids), tuple(self._cu_q),
             tuple(self._logits_rows), tuple(self._sample_row), tuple(self._updates), tuple(self._clear_penalty),
-            self._logprobs, tuple(self._masks), tuple(self._scored), self._late, tuple(self._counted),
+            self._logprobs, tuple(self._masks), tuple(self._scored), self._late, tuple(self._counted), self._attended,
         )  # fmt: skip
 
 

@@ -327,7 +327,8 @@ class Scheduler:
         self._score(plan, sequence, start, end)
         if holding.seat is not None:
             self._places(plan, holding, holding.seat, end, decoding=not known)
-        plan.row(sequence, holding.slot, tokens, sampled=sampled, logprobs=sequence.fields[Word.LOGPROBS] >= 0)
+        logprobs = sequence.fields[Word.LOGPROBS] >= 0
+        plan.row(sequence, holding.slot, tokens, end=end, sampled=sampled, logprobs=logprobs)
         sequence.computed = end
         sequence.pending += sampled
         sequence.in_flight += 1
