@@ -23,7 +23,7 @@ INCLUDES = (
     Path(atlas_core.kernels.__file__).parent / "include",
 )
 FLAGS = ("-std=c++17", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-exceptions", "-fno-rtti", "-w")
-LINES = 9 * 16 * (1 + 3 + 21) + 3 * 40 * (1 + 23)
+LINES = 9 * 16 * (1 + 3 + 37) + 3 * 40 * (1 + 23)
 """Block formats, columns of a group, rows; heads, their dimensions, tokens."""
 BLOCKS = {
     "q8_0": (32, 34), "q4_0": (32, 18), "q4_1": (32, 20), "q5_0": (32, 22), "q5_1": (32, 24), "q4_k": (256, 144), "q5_k": (256, 176),

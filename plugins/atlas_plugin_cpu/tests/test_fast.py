@@ -46,15 +46,15 @@ def test_products_with_every_layout(bench, make_weight, make_step, layout):
     size = np.sqrt(np.mean(want**2))
     assert np.abs(whole - want).max() < 0.04 * size
     assert np.sqrt(np.mean((whole - want) ** 2)) < 0.008 * size
-    for rows in (1, 2, 3, 4, 5, 8, 9, 10, 16, 17):
+    for rows in (1, 2, 3, 4, 5, 8, 9, 16, 28, 29, 33):
         np.testing.assert_array_equal(run(x[:rows]).view(np.uint32), whole[:rows].view(np.uint32), str(rows))
 
 
 def test_every_instruction_set_gives_the_same_bits(benches, bench, make_weight, make_step):
-    x = np.random.default_rng(5).standard_normal((21, 512), np.float32)
+    x = np.random.default_rng(5).standard_normal((37, 512), np.float32)
     for layout in fast.LAYOUTS:
-        arrays = {"x": x, "weight": stored(layout, (37, 512), make_weight, bench, make_step)}
-        step, outputs = make_step(tokens=21, live=T), {"y": ((21, 37), np.float32)}
+        arrays = {"x": x, "weight": stored(layout, (41, 512), make_weight, bench, make_step)}
+        step, outputs = make_step(tokens=37, live=T), {"y": ((37, 41), np.float32)}
         found = [one.run("fast_linear", arrays, {}, step, outputs, numerics="fast")["y"] for one in benches]
         np.testing.assert_array_equal(found[0].view(np.uint32), found[1].view(np.uint32), layout)
 
@@ -62,7 +62,7 @@ def test_every_instruction_set_gives_the_same_bits(benches, bench, make_weight, 
 @pytest.mark.parametrize("layout", fast.LAYOUTS)
 def test_logits_with_every_layout(bench, make_weight, make_step, layout):
     weight = stored(layout, (83, 512), make_weight, bench, make_step)
-    x = np.random.default_rng(6).standard_normal((21, 512), np.float32)
+    x = np.random.default_rng(6).standard_normal((37, 512), np.float32)
 
     def run(rows):
         live = {"x": "R", "y": "R"}

@@ -48,7 +48,7 @@ from atlas_core.vocab.sampling import SamplingParams
 from atlas_core.vocab.target import Target
 
 Report = Callable[[Progress], None]
-_PREFLIGHT_TOKENS = 3
+_PREFLIGHT_TOKENS = 4
 
 
 class Ledger:

@@ -65,7 +65,7 @@ void show(const char* name, int rows, int width) {
 
 template <class Format>
 void all(const char* name) {
-    show<Format>(name, 1, 1), show<Format>(name, 3, 3), show<Format>(name, 21, 16);
+    show<Format>(name, 1, 1), show<Format>(name, 3, 3), show<Format>(name, 37, 16);
 }
 
 // A prompt of 23 tokens, or of one, after 50: three heads of 40 dimensions that share keys.

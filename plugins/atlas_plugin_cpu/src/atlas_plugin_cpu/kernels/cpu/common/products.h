@@ -73,7 +73,7 @@ void multiply_rows(const Prepared& x, int row, const uint8_t* group, f32x16* tot
     for (int block = 0; block < x.blocks(); group += Format::kBytes) {
 #pragma GCC unroll 1
         for (int b = 0; b < kBlocks; ++b, ++block) {
-            if constexpr (T == 1) prefetch_block<Format::kBytes / kBlocks>(group + b * (Format::kBytes / kBlocks));
+            prefetch_block<Format::kBytes / kBlocks>(group + b * (Format::kBytes / kBlocks));
 #pragma GCC unroll 2
             for (int half = 0; half < Format::kHalves; ++half) {
                 const Undo<Format::kMinimum> scales(Format::scales(group, b, half));
@@ -108,10 +108,12 @@ void multiply_rows(const Prepared& x, int row, const uint8_t* group, f32x16* tot
 template <class Format>
 struct Panel {
     static constexpr int kScales = Format::kHalves * (Format::kMinimum ? 2 : 1), kBytes = 512 + 64 * kScales;
+    static constexpr int kBlocks = Format::kColumns / kInts;
 
     static void fill(uint8_t* panel, const uint8_t* group, int columns) {
         for (int k = 0; k < columns; k += Format::kColumns, group += Format::kBytes) {
-            for (int b = 0; b < Format::kColumns / kInts; ++b, panel += kBytes) {
+            for (int b = 0; b < kBlocks; ++b, panel += kBytes) {
+                prefetch_block<Format::kBytes / kBlocks>(group + b * (Format::kBytes / kBlocks));
                 for (int j = 0; j < 8; ++j) {
                     const u8x64 ints = Format::codes(group, b, j) - static_cast<uint8_t>(Format::kOffset);
                     memcpy(panel + 64 * j, &ints, sizeof ints);

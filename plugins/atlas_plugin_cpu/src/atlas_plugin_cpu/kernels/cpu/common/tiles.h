@@ -4,7 +4,7 @@
 #include <stdint.h>
 
 constexpr int kTileRows = 16;
-constexpr int kRowsForTiles = 10;  // below, vectors are faster than a tile that is not full
+constexpr int kRowsForTiles = 29;  // below, vectors are faster, tiles that are not full among them
 
 #if defined(__AMX_INT8__) && defined(__AMX_TILE__) && defined(__linux__)
 #define ATLAS_TILES
