@@ -50,15 +50,17 @@ $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Atlas needs Python 3.11 or newer, and $(PYTHON) is %d.%d. Name another: make $(MAKECMDGOALS) PYTHON=python3.12" % sys.version_info[:2])'
 	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
 
-# One command for all members: pip must not look for one of them in an index. Without a C++ compiler, the ziglang wheel is one.
+# Members first, by one hatchling for all of them, then what they ask for: pip must not look for one of them in an index.
+# Without a C++ compiler, the ziglang wheel is one.
 $(VENV)/.members: $(BIN)/python constraints.txt $(MEMBERS:%=%/pyproject.toml)
-	$(PIP) --upgrade pip
-	$(PIP) $(MEMBERS:%=-e ./%)
+	$(PIP) --upgrade pip hatchling editables
+	env -u PIP_BUILD_CONSTRAINT $(PIP) --no-build-isolation --no-deps $(MEMBERS:%=-e ./%)
+	$(PIP) $(notdir $(MEMBERS))
 	@command -v $${CXX:-g++} >/dev/null || command -v clang++ >/dev/null || $(PIP) ziglang
 	@touch $@
 
 $(VENV)/.tools: $(VENV)/.members pyproject.toml
-	$(PIP) --group dev --group clients -e './atlas_core[otel,test]'
+	$(PIP) --no-compile --group dev --group clients 'atlas_core[otel,test]'
 	@touch $@
 
 # Beside the environment, since npm wants its package.json where it installs.
