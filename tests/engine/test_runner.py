@@ -317,6 +317,33 @@ def test_steps_are_collected_in_order_and_at_most_two_are_in_flight():
     assert got == expected(request("a", max_tokens=9))[0][1:3]
 
 
+def test_a_step_is_waited_for_once_whoever_asks_first(monkeypatch):
+    machine = Machine(asynchronous=True)
+    wait, waited = machine.backend.wait_event, []
+    monkeypatch.setattr(machine.backend, "wait_event", lambda event: (waited.append(event), wait(event)))
+    first, second = (machine.runner.launch(plan) for plan in plans(2))
+    with pytest.raises(EngineError, match="oldest step in flight is 0"):
+        machine.runner.wait(second)
+    machine.runner.wait(first)
+    machine.runner.wait(first)
+    tokens = machine.runner.collect(first).sampled
+    assert len(waited) == 1
+    tokens += machine.runner.collect(second).sampled
+    assert len(waited) == 2
+    assert tokens == expected(request("a", max_tokens=9))[0][:2]
+
+
+def test_steps_of_one_bucket_are_of_one_kind_unless_a_mask_comes_between():
+    machine = Machine(asynchronous=True)
+    first, second, third = plans(3)
+    kinds = []
+    for plan in (first, second, third, replace(third, masks=((0, Writes(1)),))):
+        ticket = machine.runner.launch(plan)
+        kinds.append(machine.runner.kind(ticket))
+        machine.runner.collect(ticket)
+    assert kinds == [machine.buckets[0], machine.buckets[1], machine.buckets[1], None]
+
+
 def test_a_step_that_no_bucket_holds_is_an_error_that_says_so():
     machine = Machine()
     (plan,) = plans(1)

@@ -1,7 +1,10 @@
 import json
+import threading
 
 import pytest
 from msgspec.structs import replace
+
+from atlas_core.server.completions import Completions
 
 
 def test_text_and_ids_are_the_same_prompt(serve, kit):
@@ -157,3 +160,34 @@ def test_the_best_of_several(serve, kit):
 def test_a_missing_prompt(serve):
     response = serve().http.post("/v1/completions", json={"model": "m"})
     assert (response.status_code, response.json()["error"]["param"]) == (400, "prompt")
+
+
+@pytest.mark.parametrize(
+    ("more", "quick"),
+    [
+        ({"prompt": [1, 2, 3]}, True),
+        ({"prompt": [1, 2, 3], "structured_outputs": {}}, True),
+        ({"prompt": "text"}, False),
+        ({"prompt": [[1, 2], [3]]}, False),
+        ({"prompt": [1, 2, 3], "echo": True}, False),
+        ({"prompt": [1, 2, 3], "regex": "a+"}, False),
+        ({"prompt": [1, 2, 3], "structured_outputs": {"regex": "a+"}}, False),
+    ],
+)
+def test_ids_alone_are_looked_at_without_another_thread(serve, monkeypatch, more, quick):
+    threads = []
+    prompts = Completions.prompts
+
+    def seen(self, request, model, info):
+        threads.append(threading.current_thread())
+        assert self.quick(request) == quick
+        assert self.count(request) == len(
+            prompts(self, replace(request, regex=None, structured_outputs=None), model, info)
+        )
+        return prompts(self, request, model, info)
+
+    monkeypatch.setattr(Completions, "prompts", seen)
+    server = serve()
+    server.complete(**more)
+    server.complete(prompt=[7])  # whoever looks at this is the thread of the event loop
+    assert (threads[0] is threads[1]) == quick

@@ -57,10 +57,16 @@ class Pace:
     def launch_at(self, now: float) -> float | None:
         """When to begin with the next step; None, at once. The step in flight is the only one."""
         self._target = None
-        times = self._times()
-        if self._began is None or len(times) < KNOWN or min(times) < SHORT:
+        if len(self._flight) != 1 or self._began is None:
             return None
+        load, _ = self._flight[0]
+        samples = self._samples.get(load.kind)
+        if samples is None or len(samples) < KNOWN or samples[-1].seconds < SHORT:
+            return None
+        times = [sample.seconds * _share(load, sample.load) for sample in samples]
         shortest = min(times)
+        if shortest < SHORT:
+            return None
         lead = SAFETY + SHARE * shortest + median(times) - shortest + max(self._delays, default=0.0) + self._caution
         target = self._began + shortest - lead
         if target <= now:
@@ -88,13 +94,6 @@ class Pace:
             self._caution = self._caution * CALMING if seen else max(SAFETY, 2 * self._caution)
         self._began = ended if self._flight and seen else None
         self._target = None
-
-    def _times(self) -> list[float]:
-        """What the only step in flight takes at least, by each step of its kind that is remembered."""
-        if len(self._flight) != 1:
-            return []
-        load, _ = self._flight[0]
-        return [sample.seconds * _share(load, sample.load) for sample in self._samples.get(load.kind, ())]
 
 
 def _share(load: Load, of: Load) -> float:

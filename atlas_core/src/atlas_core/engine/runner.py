@@ -80,6 +80,7 @@ class Runner:
         self._vocab_size = vocab_size
         self._results = results
         self._launched = 0
+        self._ended = 0  # steps that were waited for
         self._collected = 0
         self._rings = rings
         decoding = [step for step in ordered if step[0].max_query == 1] or ordered
@@ -171,10 +172,13 @@ class Runner:
         """
         if ticket.number != self._collected or not ticket.ring.busy:
             raise EngineError(f"step {ticket.number} is collected", f"the oldest step in flight is {self._collected}")
+        if self._ended > ticket.number:
+            return
         try:
             self._backend.wait_event(ticket.ring.event)
         except DeviceError as error:
             raise _failed(f"step {ticket.number} has failed", ticket.bucket, error) from error
+        self._ended = ticket.number + 1
 
     def collect(self, ticket: Ticket) -> StepOutput:
         """Wait for the oldest step in flight and read what it sampled; raises what ``wait`` does."""

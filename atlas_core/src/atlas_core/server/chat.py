@@ -47,6 +47,10 @@ class Chat:
         use = _tools(request, model)
         return Reading(use.tools, model.speech.tools, model.speech.reasoning, use.parallel, use.named)
 
+    def quick(self, request: ChatRequest) -> bool:
+        """No: templates are programs."""
+        return False
+
     def prompts(self, request: ChatRequest, model: ServedModel, info: Ready) -> list[Prompt]:
         """One prompt: the messages, as the model's template writes them."""
         use = _tools(request, model)

@@ -9,7 +9,7 @@ from atlas_core.server.ports import ServedModel
 from atlas_core.server.schema import CompletionRequest, read_request, unknown_fields
 from atlas_core.server.sse import DONE, Chunks, ChunkTemplate, encode
 from atlas_core.server.structured import answer_grammar, form_field
-from atlas_core.server.translate import check_ids, check_prompt, split_prompts
+from atlas_core.server.translate import check_prompt, split_prompts
 from atlas_core.server.turn import Output, Prompt, Turn, usage
 from atlas_core.text.grammar import check, whole_grammar
 from atlas_core.vocab.messages import Delta, Position, Ready, TokenLogprob
@@ -26,11 +26,17 @@ class Completions:
 
     def count(self, request: CompletionRequest) -> int:
         """The prompts in the field of that name."""
-        return len(split_prompts(request.prompt))
+        prompt = request.prompt
+        return 1 if isinstance(prompt, str) or isinstance(prompt[0], int) else len(prompt)
 
     def reading(self, request: CompletionRequest, model: ServedModel) -> Reading:
         """All is text."""
         return Reading()
+
+    def quick(self, request: CompletionRequest) -> bool:
+        """Ids of one prompt are only compared, which holds up all other threads whoever does it."""
+        is_ids = not isinstance(request.prompt, str) and isinstance(request.prompt[0], int)
+        return is_ids and not request.echo and form_field(request) is None
 
     def prompts(self, request: CompletionRequest, model: ServedModel, info: Ready) -> list[Prompt]:
         """Every prompt, from text or ids. An echo of ids shows control tokens too: it is what was sent."""
@@ -44,12 +50,11 @@ class Completions:
             field = "prompt" if len(split) == 1 else f"prompt[{index}]"
             if isinstance(prompt, str):
                 special = request.add_special_tokens is not False
-                ids: Sequence[int] = model.tokenizer.encode(prompt, add_special=special, parse_special=True)
-                echo = prompt
+                ids = model.tokenizer.encode(prompt, add_special=special, parse_special=True)
+                checked, echo = check_prompt(ids, info, field), prompt
             else:
-                ids = check_ids(prompt, info.vocab_size, field)
-                echo = model.tokenizer.decode(ids, skip_special=False) if request.echo else ""
-            checked = check_prompt(ids, info, field)
+                checked = check_prompt(prompt, info, field)
+                echo = model.tokenizer.decode(checked, skip_special=False) if request.echo else ""
             scored = request.echo and request.logprobs is not None
             start = _token(model, checked[0]) if scored else None
             found.append(Prompt(checked, echo if request.echo else "", grammar=grammar, start=start))

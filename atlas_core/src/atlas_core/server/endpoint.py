@@ -25,8 +25,9 @@ from atlas_core.server.ports import ServedModel, Service
 from atlas_core.server.schema import Request, read_request, unknown_fields
 from atlas_core.server.space import space_of
 from atlas_core.server.translate import check_scores, drawn, only_ranked, sampling_params, sequences
-from atlas_core.server.turn import Output, Turn
+from atlas_core.server.turn import Output, Prompt, Turn
 from atlas_core.vocab.errors import RequestError
+from atlas_core.vocab.messages import Ready
 from atlas_core.vocab.sampling import SamplingParams
 
 R = TypeVar("R", bound=Request)
@@ -133,14 +134,7 @@ async def make_turn(face: Face[R], service: Service, model: str, request: R, arr
     reading = face.reading(request, served)
     asked = sampling_params(request, served.sampling, info)
     sampling = _heard(asked, reading, served)
-    work = asyncio.to_thread(face.prompts, request, served, info)
-    try:
-        prompts = await asyncio.wait_for(work, _MOST_PREPARATION_S)
-    except TimeoutError:
-        raise RequestError(
-            "the request takes too long to prepare", f"{_MOST_PREPARATION_S} s have not been enough",
-            "send a shorter prompt, or a simpler grammar", code="too_complex",
-        ) from None  # fmt: skip
+    prompts = await _prepared(face, request, served, info)
     check_scores(prompts, n := drawn(request), sampling)
     answer_id = face.id_prefix + uuid.uuid4().hex
     options = request.stream_options
@@ -157,6 +151,19 @@ async def make_turn(face: Face[R], service: Service, model: str, request: R, arr
         kept=request.n or 1,
         only_ranked=only_ranked(request),
     )  # fmt: skip
+
+
+async def _prepared(face: Face[R], request: R, model: ServedModel, info: Ready) -> list[Prompt]:
+    if face.quick(request):
+        return face.prompts(request, model, info)
+    work = asyncio.to_thread(face.prompts, request, model, info)
+    try:
+        return await asyncio.wait_for(work, _MOST_PREPARATION_S)
+    except TimeoutError:
+        raise RequestError(
+            "the request takes too long to prepare", f"{_MOST_PREPARATION_S} s have not been enough",
+            "send a shorter prompt, or a simpler grammar", code="too_complex",
+        ) from None  # fmt: skip
 
 
 def _heard(sampling: SamplingParams, reading: Reading, model: ServedModel) -> SamplingParams:

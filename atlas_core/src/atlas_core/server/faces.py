@@ -58,8 +58,12 @@ class Face(Protocol[R]):
         """How its answers are taken apart. Raises RequestError."""
         ...
 
+    def quick(self, request: R) -> bool:
+        """Whether ``prompts`` takes less long than handing it to another thread, which waits for all that this one does meanwhile."""
+        ...
+
     def prompts(self, request: R, model: ServedModel, info: Ready) -> list[Prompt]:
-        """Render, encode, compile grammars; runs off the event loop, since all of that may take long. Raises RequestError."""
+        """Render, encode, compile grammars; runs off the event loop unless it is quick, since all of that may take long. Raises RequestError."""
         ...
 
     def whole(self, turn: Turn, outputs: Sequence[Output]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Mapping
+from functools import cache
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -248,13 +249,14 @@ def unknown_fields(kind: type[Struct], body: Mapping[str, Any], known: Iterable[
 
     ``known`` are further names that it has.
     """
-    known = {
-        *known,
-        *UNSUPPORTED.get(kind, ()),
-        *WITHOUT_EFFECT,
-        *(f.encode_name for f in msgspec.structs.fields(kind)),
-    }
-    return [name for name in body if name not in known]
+    further = frozenset(known)
+    return [name for name in body if name not in _known(kind) and name not in further]
+
+
+@cache
+def _known(kind: type[Struct]) -> frozenset[str]:
+    fields = (f.encode_name for f in msgspec.structs.fields(kind))
+    return frozenset((*UNSUPPORTED.get(kind, ()), *WITHOUT_EFFECT, *fields))
 
 
 def _explained(message: str) -> RequestError:

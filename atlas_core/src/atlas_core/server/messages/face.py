@@ -49,6 +49,10 @@ class Messages:
         except RequestError as error:
             raise in_its_own_words(error, request.places) from None
 
+    def quick(self, request: TranslatedRequest) -> bool:
+        """No: templates are programs."""
+        return False
+
     def prompts(self, request: TranslatedRequest, model: ServedModel, info: Ready) -> list[Prompt]:
         """One prompt. Raises RequestError for one that is too long, in the words by which clients know that."""
         prompt = self.prompt(request, model, info)
