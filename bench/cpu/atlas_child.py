@@ -13,7 +13,7 @@ import numpy as np  # noqa: E402
 import numpy.typing as npt  # noqa: E402
 
 from atlas_core.assembly.engine import Built, Ledger, build  # noqa: E402
-from atlas_core.assembly.environment import discover_plugins  # noqa: E402
+from atlas_core.assembly.environment import discover_plugins, start_folder  # noqa: E402
 from atlas_core.engine.runner import Runner  # noqa: E402
 from atlas_core.scheduler.scheduler import Scheduler  # noqa: E402
 from atlas_core.settings import read_settings  # noqa: E402
@@ -38,7 +38,8 @@ class Session:
             "max_seq_len": "1024", "max_prefill_tokens": "512",
         }  # fmt: skip
         self.ledger = Ledger(lambda progress: None)
-        self.built: Built = build(read_settings(flags, {}), discover_plugins(), self.ledger)
+        settings = read_settings(flags, {})
+        self.built: Built = build(settings, discover_plugins(settings), self.ledger, folder=start_folder(settings))
         assert isinstance(self.built.runner, Runner)
         self.runner = self.built.runner
 

@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from atlas_core.assembly.checkup import Facts, HardwareFacts, ModelFacts, check, healthy
+from atlas_core.assembly.checkup import Facts, HardwareFacts, ModelFacts, StartFacts, check, healthy
 from atlas_core.assembly.doctor import proxy_hosts
 from atlas_core.plugins import PluginRecord
 from atlas_core.vocab.errors import KernelError, PluginError, UsageError
@@ -45,6 +45,16 @@ def test_a_machine_where_all_is_well():
     told = "\n".join(f"{finding.what} {finding.why}" for finding in findings)
     assert "cpu: 6 modules built for native-1" in told
     assert "gb10 is not here no driver" in told
+
+
+def test_what_is_said_of_kept_starts():
+    def told(starts):
+        (finding,) = (f for f in check(replace(WELL, starts=starts)) if f.check == "starts")
+        return finding.level, finding.what
+
+    assert told(None) == ("ok", "none are kept")
+    assert told(StartFacts("/cache/starts", 3, "")) == ("ok", "3 kept in /cache/starts")
+    assert told(StartFacts("/cache/starts", 0, "Read-only file system")) == ("warn", "/cache/starts cannot be written")
 
 
 def test_what_is_said_of_machines():

@@ -17,7 +17,13 @@ from atlas_core.plugins import discover
 from atlas_core.settings import read_settings
 
 TINY = Path(__file__).parents[1] / "data/tiny/llama"
-SIZES = {"hardware": "cpu", "max_batch_size": "1", "max_prefill_tokens": "16", "max_seq_len": "32"}
+SIZES = {
+    "start_cache": "none",
+    "hardware": "cpu",
+    "max_batch_size": "1",
+    "max_prefill_tokens": "16",
+    "max_seq_len": "32",
+}
 
 
 @pytest.fixture

@@ -126,7 +126,7 @@ def test_speed_is_predicted_from_the_bytes_of_a_step(request, planned, sequences
     # The head and the last norm are read whole; of the embedding, a row for each token.
     weights = layers * layer + config["vocab_size"] * hidden + hidden + sequences * hidden
     nbytes = 2 * (weights + sequences * CONTEXT * layers * 2 * keys)
-    found = predict(bucket, machine.chain[0].manifest.memory_bandwidth_gbps)
+    found = predict(bucket, machine.chain[0].memory_bandwidth_gbps)
     assert found == Prediction(nbytes, pytest.approx(sequences * 0.88 * 273e9 / nbytes))
 
 

@@ -16,7 +16,8 @@ from atlas_core.vocab.sampling import SamplingParams
 
 
 async def main(model: str, hardware: str, prompt: list[int], count: int, more: dict[str, str]) -> list[int]:
-    settings = read_settings({"model": model, "hardware": hardware, "max_batch_size": "2", **more}, {})
+    own = {"model": model, "hardware": hardware, "max_batch_size": "2", "start_cache": "none"}
+    settings = read_settings({**own, **more}, {})
     client = InProcessClient(build_engine, encode_settings(settings))
     await client.start(lambda progress: None)
     try:

@@ -31,6 +31,44 @@ def opened():
         yield lambda path: stack.enter_context(contextlib.closing(GgufReader().open(path)))
 
 
+@pytest.fixture
+def reopened():
+    """The same with what they remember."""
+    with contextlib.ExitStack() as stack:
+        yield lambda *known: stack.enter_context(contextlib.closing(GgufReader().reopen(*known)))
+
+
+def test_opened_again_by_what_it_remembers_it_is_the_same(
+    opened, reopened, build, metadata, tensors, save, monkeypatch
+):
+    path = save(build(metadata(), tensors()))
+    first = opened(path)
+    remembered = first.remembered()
+    with monkeypatch.context() as patched:
+        patched.setattr("atlas_quant_gguf.reader.read_header", None)
+        again = reopened(path, remembered)
+        assert (again.config, again.generation_config) == (first.config, first.generation_config)
+        assert (again.tensors, again.quantization, again.naming) == (first.tensors, first.quantization, first.naming)
+        assert again.path == first.path
+        for name, (_, _, data) in tensors().items():
+            assert bytes(again.read(name)) == data
+            assert again.extent(name) == first.extent(name)
+        assert again.remembered() == remembered
+    one, other = again.tokenizer(), first.tokenizer()
+    assert (one.json, one.chat_templates, one.special, one.add_bos) == (
+        other.json,
+        other.chat_templates,
+        other.special,
+        other.add_bos,
+    )
+    assert one.tables is None or (list(one.tables.tokens), one.tables.merges()) == (
+        list(other.tables.tokens),
+        other.tables.merges(),
+    )
+    with pytest.raises(CheckpointError, match="of another kind"):
+        GgufReader().reopen(path, b"\x93\x01\x02\x03")
+
+
 @pytest.mark.parametrize("version", [2, 3])
 def test_reads_what_was_written(opened, build, metadata, tensors, save, version):
     path = save(build(metadata(), tensors(), version))

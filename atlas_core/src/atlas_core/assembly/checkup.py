@@ -61,13 +61,21 @@ class ModelFacts(Struct, frozen=True):
     error: AtlasError | None = None
 
 
+class StartFacts(Struct, frozen=True):
+    """Where starts are kept, how many there are, and why none can be written there; empty when they can."""
+
+    folder: str
+    count: int
+    error: str
+
+
 class Facts(Struct, frozen=True):
     """Everything that was looked at. Sizes are bytes, None where the system does not tell.
 
     ``conflict`` is what keeps the plugins from being used together; ``settings`` what is wrong with flags, variables or file. Where one
     hardware was asked for, ``hardware`` is that alone, and ``asked`` true.
     ``cache`` is Atlas's directory, ``cache_error`` why nothing can be written there. ``port_error`` is why ``address`` cannot be
-    listened on. ``proxies`` maps schemes to hosts, without user names and passwords.
+    listened on. ``proxies`` maps schemes to hosts, without user names and passwords. ``starts`` is None where none are kept.
     """
 
     plugins: Sequence[PluginRecord]
@@ -87,6 +95,7 @@ class Facts(Struct, frozen=True):
     proxies: Mapping[str, str]
     no_proxy: str
     asked: bool = False
+    starts: StartFacts | None = None
 
 
 def check(facts: Facts) -> list[Finding]:
@@ -217,6 +226,7 @@ def _places(facts: Facts) -> Iterator[Finding]:
     else:
         room = "" if facts.cache_free is None else f"{facts.cache_free / 2**30:.1f} GiB are free"
         yield Finding("cache", "ok", f"{facts.cache} can be written", room)
+    yield _starts(facts.starts)
     if facts.memory_free is not None and facts.memory_free < LOW_MEMORY:
         yield Finding(
             "memory",
@@ -231,6 +241,19 @@ def _places(facts: Facts) -> Iterator[Finding]:
         yield Finding.of("port", "fail", facts.port_error)
     else:
         yield Finding("port", "ok", f"{facts.address} is free")
+
+
+def _starts(facts: StartFacts | None) -> Finding:
+    if facts is None:
+        return Finding(
+            "starts", "ok", "none are kept", "--start-cache none: every start finds and plans everything anew"
+        )
+    if facts.error:
+        return Finding(
+            "starts", "warn", f"{facts.folder} cannot be written", facts.error,
+            "correct who may write, or name another with --start-cache: every start plans anew meanwhile",
+        )  # fmt: skip
+    return Finding("starts", "ok", f"{facts.count} kept in {facts.folder}", "taken again while nothing has changed")
 
 
 def _network(facts: Facts) -> Iterator[Finding]:

@@ -10,8 +10,8 @@ from urllib.request import getproxies_environment
 
 from msgspec.structs import replace
 
-from atlas_core.assembly.checkup import Facts, HardwareFacts, ModelFacts
-from atlas_core.assembly.environment import allow_list, trace_sink
+from atlas_core.assembly.checkup import Facts, HardwareFacts, ModelFacts, StartFacts
+from atlas_core.assembly.environment import allow_list, start_folder, trace_sink
 from atlas_core.assembly.explain import explain
 from atlas_core.assembly.machine import choose_machine, compute_target, kernel_tree
 from atlas_core.assembly.model import catalogue
@@ -57,7 +57,15 @@ def gather(settings: Settings, mistake: AtlasError | None = None) -> Facts:
         offline=offline(),
         proxies=proxy_hosts(proxies),
         no_proxy=proxies.get("no", ""),
+        starts=_starts(settings),
     )
+
+
+def _starts(settings: Settings) -> StartFacts | None:
+    folder = start_folder(settings)
+    if folder is None:
+        return None
+    return StartFacts(str(folder), sum(1 for _ in folder.glob("*.start")), _write_error(folder))
 
 
 def _registry(records: tuple[PluginRecord, ...]) -> tuple[Registry | None, AtlasError | None]:
@@ -91,7 +99,7 @@ def _machine(registry: Registry, facts: HardwareFacts) -> HardwareFacts:
     try:
         machine = choose_machine(registry, facts.name)
         library = KernelLibrary(machine.tree, machine.places, Target(machine.name, machine.arch))
-        target = compute_target(registry, machine.chain[0].manifest.vendor)
+        target = compute_target(registry, machine.chain[0].vendor)
     except AtlasError as error:
         return replace(facts, broken=error)
     compiler: str | AtlasError

@@ -14,8 +14,10 @@ from msgspec import Struct
 
 from atlas_core.assembly.aside import Aside
 from atlas_core.assembly.early import begin_reading, large_files
-from atlas_core.assembly.environment import discover_plugins
+from atlas_core.assembly.environment import discover_plugins, start_folder
 from atlas_core.assembly.garbage import kept_waiting
+from atlas_core.assembly.kept import start as starts
+from atlas_core.assembly.kept.start import KeptStart
 from atlas_core.assembly.machine import Machine, choose_machine
 from atlas_core.assembly.memory import Weights, allocate, begin_loading, plan_memory, with_graphs, with_inputs
 from atlas_core.assembly.model import Model, open_model
@@ -84,12 +86,15 @@ class Ledger:
 
 def build_engine(settings: bytes, report: Report) -> Engine:
     """The engine that ``settings`` (see assembly.settings) describe. Raises AtlasError."""
-    return builder()(settings, report, None)
+    return builder(decode_settings(settings))(settings, report, None)
 
 
-def builder() -> Callable[[bytes, Report, ReadAhead | None], Engine]:
-    """``build_engine`` with what it needs of plugins already at hand, given what the disk began to read. Raises PluginError."""
-    registry = discover_plugins()
+def builder(likely: Settings | None) -> Callable[[bytes, Report, ReadAhead | None], Engine]:
+    """``build_engine`` with what it needs of plugins already at hand, given what the disk began to read. Raises PluginError.
+
+    ``likely`` are the settings that it will be called with, if they are known.
+    """
+    registry = discover_plugins(likely)
     return lambda settings, report, guessed: assemble(decode_settings(settings), registry, report, guessed)
 
 
@@ -115,7 +120,7 @@ class Built(Struct, frozen=True):
 def assemble(settings: Settings, registry: Registry, report: Report, guessed: ReadAhead | None = None) -> Engine:
     """A running engine. ``guessed`` is what the disk began to read before anything was known. Raises AtlasError."""
     ledger = Ledger(report)
-    return engine_of(build(settings, registry, ledger, guessed), registry, ledger, eager=True)
+    return engine_of(build(settings, registry, ledger, guessed, start_folder(settings)), registry, ledger, eager=True)
 
 
 def engine_of(built: Built, registry: Registry, ledger: Ledger, *, eager: bool = False) -> Engine:
@@ -134,40 +139,48 @@ def engine_of(built: Built, registry: Registry, ledger: Ledger, *, eager: bool =
     )  # fmt: skip
 
 
-def build(settings: Settings, registry: Registry, ledger: Ledger, guessed: ReadAhead | None = None) -> Built:
+def build(
+    settings: Settings, registry: Registry, ledger: Ledger, guessed: ReadAhead | None = None, folder: Path | None = None
+) -> Built:
     """Build every part, in the order in which mistakes are cheapest to find, and check it with one step.
+
+    ``folder`` is where starts are kept: what one has found and planned is taken from there, or kept there.
 
     The driver starts, the vocabulary is read, and the disk begins to read weights, on threads of their own meanwhile.
     """
     with kept_waiting(), ExitStack() as files, ExitStack() as undo, Aside() as aside, ExitStack() as awake:
         if guessed is not None:
             files.callback(guessed.close)
-        with ledger.phase("resolve"):
-            machine = choose_machine(registry, settings.hardware)
+        begun = starts.Begun(registry, settings, time.time_ns())
+        kept = starts.find(folder, begun) if folder else None
+        with ledger.phase("kept start" if kept else "resolve"):
+            machine = kept.machine() if kept else choose_machine(registry, settings.hardware)
             waking = aside.start(partial(wake, machine)) if machine.declaration.wake else None
             if waking:
                 awake.callback(_let_go, waking)
-            model = open_model(registry, settings, ledger.progress)
+            model = kept.model() if kept else open_model(registry, settings, ledger.progress)
             files.callback(model.checkpoint.close)
             ahead = aside.start(partial(begin_reading, model, settings, guessed))
             files.callback(_close, ahead)
             opened = None
             if not waking:  # opening it takes no time, and memory gets ready while the step is planned
-                opened = open_backend(machine, model, settled(settings, machine))
+                opened = open_backend(machine, model, settled(settings, machine), kept)
                 undo.callback(opened[0].close)
                 forewarn(opened[0], model, settings)
-            plan = make_plan(model, machine, settings)
+            plan = kept.plan(machine, model) if kept else make_plan(model, machine, settings)
         vocabulary = partial(_vocabulary, model)
         reading = aside.start(vocabulary) if waking else None
         with ledger.phase("device"):
             if waking:
                 waking.result()
-            backend, library = opened or open_backend(machine, model, plan.settings)
+            backend, library = opened or open_backend(machine, model, plan.settings, kept)
             if opened is None:
                 undo.callback(backend.close)
             awake.close()
             found = backend.facts().processors
-            if found != (machine.processors or found):
+            processors = kept.processors if kept else machine.processors
+            if found != (processors or found):
+                kept, processors = None, found
                 plan = make_plan(model, machine, settings, found)
             audit(plan, library)
         # Where no device was waited for, this would only have been in the way.
@@ -185,6 +198,8 @@ def build(settings: Settings, registry: Registry, ledger: Ledger, guessed: ReadA
         with ledger.phase("vocabulary"):
             tokenizer = reading.result()
         undo.pop_all()
+    if folder and not kept:
+        starts.keep_aside(folder, begun, machine, model, plan, processors, library)
     return Built(machine, model, plan, tokenizer, library, backend, runner, limits, budget)
 
 
@@ -220,10 +235,12 @@ def _vocabulary(model: Model) -> Tokenizer:
     return Tokenizer(model.checkpoint.tokenizer(), lazy=True)
 
 
-def open_backend(machine: Machine, model: Model, settings: Settings) -> tuple[GpuBackend, KernelLibrary]:
+def open_backend(
+    machine: Machine, model: Model, settings: Settings, kept: KeptStart | None
+) -> tuple[GpuBackend, KernelLibrary]:
     """The device, current for this thread, with the kernels of the target."""
     target = Target(machine.name, machine.arch, model.family, model.format_name)
-    library = KernelLibrary(machine.tree, machine.places, target)
+    library = kept.library(machine, target) if kept else KernelLibrary(machine.tree, machine.places, target)
     options = {} if settings.threads is None else {"threads": settings.threads}
     backend: GpuBackend = load(machine.declaration.backend, machine.dist)(library, 0, **options)
     backend.bind_to_thread()

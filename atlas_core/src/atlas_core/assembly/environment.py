@@ -3,14 +3,30 @@
 import os
 import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
+from atlas_core.assembly.kept import installed
+from atlas_core.loading.fetch import cache_directory
 from atlas_core.plugins import Registry, discover
+from atlas_core.settings import Settings
 from atlas_core.vocab.errors import UsageError
 
 
-def discover_plugins() -> Registry:
-    """Every sound plugin, as ATLAS_PLUGINS and ATLAS_TRACE_PLUGINS allow. Raises as ``plugins.discover`` does."""
-    return discover(allow_list(os.environ), trace_sink(os.environ))
+def discover_plugins(settings: Settings | None = None) -> Registry:
+    """Every sound plugin, as ATLAS_PLUGINS and ATLAS_TRACE_PLUGINS allow. Raises as ``plugins.discover`` does.
+
+    With ``settings`` of a start, they may be those that an earlier one has found and kept.
+    """
+    trace = trace_sink(os.environ)
+    folder = None if settings is None or trace else start_folder(settings)
+    return (folder and installed.find(folder)) or discover(allow_list(os.environ), trace)
+
+
+def start_folder(settings: Settings) -> Path | None:
+    """Where starts are kept; None where none are."""
+    if settings.start_cache == "none":
+        return None
+    return Path(settings.start_cache).expanduser() if settings.start_cache else cache_directory() / "starts"
 
 
 def allow_list(environ: Mapping[str, str]) -> list[str] | None:

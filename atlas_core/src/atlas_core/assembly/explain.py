@@ -32,13 +32,13 @@ def explain(registry: Registry, settings: Settings) -> dict[str, Any]:
 def describe(registry: Registry, model: Model, machine: Machine, plan: StepPlan) -> dict[str, Any]:
     """A finished plan in words."""
     spec = model.spec
-    bandwidth = machine.chain[0].manifest.memory_bandwidth_gbps
+    bandwidth = machine.chain[0].memory_bandwidth_gbps
     return {
         "hardware": {
             "name": machine.name,
             "arch": machine.arch,
             "dist": machine.dist,
-            "extends": [hardware.manifest.name for hardware in machine.chain[1:]],
+            "extends": [hardware.name for hardware in machine.chain[1:]],
             "candidates": _candidates(machine.candidates),
             "archs": _candidates(machine.archs),
             "build": None if _built(machine) else build_command(machine.name, machine.arch),

@@ -1,6 +1,6 @@
 """Which hardware, which architecture, and what it can run."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
@@ -11,7 +11,7 @@ from atlas_core.contracts.ops import FusedOp, OpImplementation
 from atlas_core.kernels.library import compiled_archs
 from atlas_core.kernels.manifest import HardwareManifest
 from atlas_core.kernels.scan import Places, scan
-from atlas_core.kernels.tree import Hardware, KernelTree
+from atlas_core.kernels.tree import KernelTree
 from atlas_core.plugins.load import load
 from atlas_core.plugins.registry import Registry, canonical
 from atlas_core.vocab.errors import KernelError
@@ -22,28 +22,41 @@ if TYPE_CHECKING:
     from atlas_core.plugins.probe import Prober
 
 
+NOT_BUILT = Verdict.no("its kernels are not built")
+
+
 class Machine(Struct, frozen=True):
     """A hardware with everything that it inherits. ``candidates`` and ``archs`` hold everybody who was asked.
 
-    ``tree`` and ``places`` are the kernel tree of all installed plugins, as far as it is this machine's. Nothing here needs the device.
+    ``chain`` says what its makers declare, and those of the machines that it extends, most specific first. ``scanned`` gives the kernel
+    tree of all installed plugins, as far as it is this machine's, with its places. Nothing here needs the device.
     """
 
     name: str
     arch: str
     declaration: GpuBackendDecl
     dist: str
-    chain: tuple[Hardware, ...]
-    tree: KernelTree
-    places: Places
+    chain: tuple[HardwareManifest, ...]
+    scanned: Callable[[], tuple[KernelTree, Places]]
     implementations: tuple[OpImplementation, ...]
     fused: tuple[FusedOp, ...]
     candidates: tuple[Candidate, ...]
     archs: tuple[Candidate, ...]
 
     @property
+    def tree(self) -> KernelTree:
+        """See above."""
+        return self.scanned()[0]
+
+    @property
+    def places(self) -> Places:
+        """Where the packages of the tree lie."""
+        return self.scanned()[1]
+
+    @property
     def processors(self) -> int | None:
         """As many as its makers declare; a device may have another number."""
-        return next((found for each in self.chain if (found := each.manifest.sm_count) is not None), None)
+        return next((each.sm_count for each in self.chain if each.sm_count is not None), None)
 
 
 def kernel_tree(registry: Registry) -> tuple[KernelTree, Places]:
@@ -60,7 +73,7 @@ def choose_machine(
     """
     if wanted is not None:
         name = canonical(wanted)
-        tree, places = scan(registry.kernel_roots(), lambda declared: (name,))
+        tree, places = machine_tree(registry, name)
         tree.require_roots(root.package for root in registry.hardware.require(name).kernel_roots)
         tree.require(name)
         if _abstract(tree, name):
@@ -86,10 +99,24 @@ def choose_machine(
     chain = tree.chain(name)
     tree.refuse_findings(frozenset(hardware.package for hardware in chain))
     chosen, archs = _choose_arch(registry, tree, places, name, arch)
+    manifests = tuple(hardware.manifest for hardware in chain)
+    return machine_of(registry, name, chosen, manifests, lambda: (tree, places), candidates, archs)
+
+
+def machine_of(
+    registry: Registry, name: str, arch: str, chain: tuple[HardwareManifest, ...],
+    scanned: Callable[[], tuple[KernelTree, Places]], candidates: tuple[Candidate, ...], archs: tuple[Candidate, ...],
+) -> Machine:  # fmt: skip
+    """The machine of these choices, with what its plugins bring. Raises PluginError."""
     return Machine(
-        name, chosen, registry.hardware[name], registry.hardware.owner(name).dist, chain, tree, places,
+        name, arch, registry.hardware[name], registry.hardware.owner(name).dist, chain, scanned,
         tuple(_collect(registry, chain, "implementations")), tuple(_collect(registry, chain, "fused")), candidates, archs,
     )  # fmt: skip
+
+
+def machine_tree(registry: Registry, name: str) -> tuple[KernelTree, Places]:
+    """The kernel tree of all installed plugins, as far as it is that of the machine ``name``, and its places."""
+    return scan(registry.kernel_roots(), lambda declared: (name,))
 
 
 def compute_target(registry: Registry, vendor: str) -> ComputeTarget:
@@ -105,22 +132,26 @@ def _abstract(tree: KernelTree, name: str) -> bool:
 
 def _present(registry: Registry, declared: Mapping[str, HardwareManifest], prober: "Prober | None") -> Resolution[str]:
     """Every real machine asked whether it is here. A plugin whose folder is broken is no reason to refuse the others."""
+    real = [key for key in sorted(registry.hardware) if not (key in declared and declared[key].abstract)]
+    lost = Verdict.no("its HARDWARE.toml is missing or wrong: see atlas kernels lint")
+    verdicts = dict.fromkeys(real, lost) | probed(registry, [name for name in real if name in declared], prober)
+    tie = "name one with --hardware, or have the probe of one answer with a higher rank"
+    return resolve([(key, key) for key in real], lambda key: verdicts[key], tie=tie)
+
+
+def probed(registry: Registry, names: Sequence[str], prober: "Prober | None" = None) -> dict[str, Verdict]:
+    """What each of these machines says to whether it is here. Probes run side by side, in processes of their own."""
     from concurrent.futures import ThreadPoolExecutor
 
     from atlas_core.plugins.probe import Prober  # with processes, which a hardware that is named does not need
 
     asking = prober or Prober()
-    real = [key for key in sorted(registry.hardware) if not (key in declared and declared[key].abstract)]
 
     def ask(name: str) -> Verdict:
-        if name not in declared:
-            return Verdict.no("its HARDWARE.toml is missing or wrong: see atlas kernels lint")
         return asking.probe(registry.hardware[name].probe, registry.hardware.owner(name).dist)
 
-    with ThreadPoolExecutor(max(1, len(real))) as threads:  # each waits for a child process
-        verdicts = dict(zip(real, threads.map(ask, real), strict=True))
-    tie = "name one with --hardware, or have the probe of one answer with a higher rank"
-    return resolve([(key, key) for key in real], lambda key: verdicts[key], tie=tie)
+    with ThreadPoolExecutor(max(1, len(names))) as threads:  # each waits for a child process
+        return dict(zip(names, threads.map(ask, names), strict=True))
 
 
 def _choose_arch(
@@ -141,21 +172,20 @@ def _choose_arch(
             "name one of them",
         )
 
-    judge = _arch_judge(registry, tree, hardware)
+    judge = arch_judge(registry, [elder.manifest.name for elder in tree.chain(hardware)])
 
     def ask(arch: str) -> Verdict:
         if arch not in built:
-            return Verdict.no("its kernels are not built")
+            return NOT_BUILT
         return judge(arch) if judge else Verdict.yes(-list(names.values()).index(arch))
 
     found = resolve([(arch, arch) for arch in dict.fromkeys(names.values())], ask)
     return found.winner or next(iter(names.values())), found.candidates
 
 
-def _arch_judge(registry: Registry, tree: KernelTree, hardware: str) -> Callable[[str], Verdict] | None:
-    """What the hardware, or else the nearest that it extends, declares to judge architectures with."""
-    for elder in tree.chain(hardware):
-        name = elder.manifest.name
+def arch_judge(registry: Registry, chain: Iterable[str]) -> Callable[[str], Verdict] | None:
+    """What the first machine of ``chain``, or else the nearest that it extends, declares to judge architectures with."""
+    for name in chain:
         target = registry.hardware.require(name).runs_arch
         if target:
             judge: Callable[[str], Verdict] = load(target, registry.hardware.owner(name).dist)
@@ -163,11 +193,11 @@ def _arch_judge(registry: Registry, tree: KernelTree, hardware: str) -> Callable
     return None
 
 
-def _collect(registry: Registry, chain: Sequence[Hardware], what: str) -> list[Any]:
+def _collect(registry: Registry, chain: Sequence[HardwareManifest], what: str) -> list[Any]:
     """Implementations or fused ops along the chain, most specific first; a name that is taken hides its elders."""
     result: dict[str, Any] = {}
     for hardware in chain:
-        name = hardware.manifest.name
+        name = hardware.name
         target = getattr(registry.hardware.require(name), what)
         for item in load(target, registry.hardware.owner(name).dist)() if target else ():
             result.setdefault(item.name, item)

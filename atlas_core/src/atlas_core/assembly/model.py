@@ -8,7 +8,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from atlas_core.assembly.own_ops import NO_OWN_OPS, OwnOps, own_ops
-from atlas_core.contracts.checkpoint import Checkpoint, CheckpointReader, Pooled, Pooling
+from atlas_core.contracts.checkpoint import Checkpoint, CheckpointReader, Pooled, Pooling, Reopening
 from atlas_core.contracts.declarations import CatalogueEntry, ModelDecl
 from atlas_core.contracts.model import ModelWeightLoader, NameMap
 from atlas_core.contracts.quant import Assembling, QuantFormat
@@ -140,11 +140,7 @@ def _understand(
     registry: Registry, path: Path, checkpoint: Checkpoint, container: str, containers: tuple[Candidate, ...]
 ) -> Model:
     declaration, dist, loader, spec = _family(registry, checkpoint.config)
-    own = own_ops(declaration, dist)
-    names = loader.name_map(checkpoint.naming, spec)
-    pooling = checkpoint.pooling if isinstance(checkpoint, Pooled) else None
-    if pooling is not None:
-        names = headless(names, {value.name for value in _recorded(loader, spec, own, hidden=True)})
+    own, pooling, names = _named(declaration, dist, loader, spec, checkpoint)
     formats = _parts(registry, "weights")
     checkpoint, failed = _assembled(checkpoint, formats)
     found: Resolution[QuantFormat] = _detect(
@@ -161,11 +157,67 @@ def _understand(
         reasons = [f"{name}: {reason.what}: {reason.why}" for name, reason in failed.items()]
         raise CheckpointError(error.what, "; ".join([error.why, *reasons]), error.cure) from error
     presets = read_presets(declaration.presets) if declaration.presets else []
+    preset = choose_preset(presets, declaration.model_type, spec.hidden_size, str(path))
+    understood = Understood(container, containers, found.name, found.candidates, preset)
+    return _model(path, checkpoint, understood, declaration, dist, loader, spec, chosen, store, names, pooling, own)
+
+
+class Understood(Struct, frozen=True):
+    """What was chosen for a checkpoint, and who was asked; see Model."""
+
+    container: str
+    containers: tuple[Candidate, ...]
+    format_name: str
+    formats: tuple[Candidate, ...]
+    preset: Resolution[ModelPreset]
+
+
+def reopen_model(registry: Registry, path: Path, understood: Understood, remembered: bytes) -> Model | None:
+    """The model at ``path`` as ``open_model`` would understand it anew, by what its checkpoint remembered of itself (Remembering).
+
+    None where its reader cannot be asked so. Raises as ``open_model`` does.
+    """
+    reader = _part(registry, understood.container, "container")
+    if not isinstance(reader, Reopening):
+        return None
+    checkpoint = reader.reopen(path, remembered)
+    try:
+        declaration, dist, loader, spec = _family(registry, checkpoint.config)
+        own, pooling, names = _named(declaration, dist, loader, spec, checkpoint)
+        chosen: QuantFormat = _part(registry, understood.format_name, "weights")
+        store = WeightStore(checkpoint, names)
+        return _model(path, checkpoint, understood, declaration, dist, loader, spec, chosen, store, names, pooling, own)
+    except BaseException:
+        checkpoint.close()
+        raise
+
+
+def _named(
+    declaration: ModelDecl, dist: str, loader: ModelWeightLoader, spec: ModelSpec, checkpoint: Checkpoint
+) -> tuple[OwnOps, Pooling | None, NameMap]:
+    """Ops of the family's own, how the checkpoint embeds texts, and what its weights are called."""
+    own = own_ops(declaration, dist)
+    names = loader.name_map(checkpoint.naming, spec)
+    pooling = checkpoint.pooling if isinstance(checkpoint, Pooled) else None
+    if pooling is not None:
+        names = headless(names, {value.name for value in _recorded(loader, spec, own, hidden=True)})
+    return own, pooling, names
+
+
+def _model(
+    path: Path, checkpoint: Checkpoint, understood: Understood, declaration: ModelDecl, dist: str, loader: ModelWeightLoader,
+    spec: ModelSpec, chosen: QuantFormat, store: WeightStore, names: NameMap, pooling: Pooling | None, own: OwnOps,
+) -> Model:  # fmt: skip
     return Model(
-        path, checkpoint, container, containers, declaration.model_type, dist,
-        tuple(root.package for root in declaration.kernel_roots), loader, spec, found.name, found.candidates, chosen, store,
-        choose_preset(presets, declaration.model_type, spec.hidden_size, str(path)), names, pooling, own,
+        path, checkpoint, understood.container, understood.containers, declaration.model_type, dist,
+        tuple(root.package for root in declaration.kernel_roots), loader, spec, understood.format_name, understood.formats,
+        chosen, store, understood.preset, names, pooling, own,
     )  # fmt: skip
+
+
+def _part(registry: Registry, name: str, part: str) -> Any:
+    """That part of one format. Raises PluginError."""
+    return load(getattr(registry.quant_formats.require(name), part), registry.quant_formats.owner(name).dist)()
 
 
 def _parts(registry: Registry, part: str) -> list[tuple[str, Any]]:
@@ -175,7 +227,7 @@ def _parts(registry: Registry, part: str) -> list[tuple[str, Any]]:
         target = getattr(declaration, part)
         if target:
             try:
-                parts.append((name, load(target, registry.quant_formats.owner(name).dist)()))
+                parts.append((name, _part(registry, name, part)))
             except AtlasError as error:
                 parts.append((name, error))
     parts += [

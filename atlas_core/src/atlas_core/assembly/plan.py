@@ -55,9 +55,9 @@ class StepPlan(Struct, frozen=True):
 def settled(settings: Settings, machine: Machine) -> Settings:
     """Settings with what the machine's makers measured to be best, wherever nobody said otherwise."""
     for hardware in machine.chain:
-        values = {default.setting: default.value for default in hardware.manifest.defaults}
+        values = {default.setting: default.value for default in hardware.defaults}
         # An elder's proposal is of the same level, so it does not overrule what stands already.
-        settings = with_defaults(settings, values, Source(Level.HARDWARE, f"{hardware.manifest.name}/HARDWARE.toml"))
+        settings = with_defaults(settings, values, Source(Level.HARDWARE, f"{hardware.name}/HARDWARE.toml"))
     return settings
 
 
@@ -149,7 +149,7 @@ def _planned(model: Model, machine: Machine, settings: Settings, processors: int
         program = _counted(program, settings, embeds=model.pooling is not None)
     weights = model.storage(program.weights(), settings.transcode)
     patterns = tuple(Pattern.of(fused, PRIMITIVES) for fused in machine.fused)
-    implementations = (*model.own.of([each.manifest.name for each in machine.chain]), *machine.implementations)
+    implementations = (*model.own.of([each.name for each in machine.chain]), *machine.implementations)
     context = Context(
         machine.arch, settings.numerics, layout.activation, weights, implementations, patterns, processors
     )

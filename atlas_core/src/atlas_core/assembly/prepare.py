@@ -16,10 +16,11 @@ def prepare(early: bytes | None) -> "Callable[[bytes, Report], Engine]":
 
     ``early`` are the settings that it will most likely be called with.
     """
-    ahead = None if early is None else guess(decode_settings(early))
+    likely = None if early is None else decode_settings(early)
+    ahead = None if likely is None else guess(likely)
     from atlas_core.assembly.engine import builder
 
-    build = builder()
+    build = builder(likely)
 
     def built(settings: bytes, report: "Report") -> "Engine":
         nonlocal ahead

@@ -76,7 +76,7 @@ def bench_hardware(
     """Timings of every hardware that matches and is present; ``clock`` in seconds serves where the device keeps no time."""
     for machine in _present(registry, hardware):
         backend = _open(machine)
-        gbps = machine.chain[0].manifest.memory_bandwidth_gbps
+        gbps = machine.chain[0].memory_bandwidth_gbps
         try:
             timings = run.bench(
                 _subject(machine, backend), _options(registry, machine, text),

@@ -37,7 +37,7 @@ def command(**params: Any) -> int:
         # Here, so that --help and mistakes in the settings do not wait for the imports of a server.
         from atlas_core.assembly.serve import serve
 
-        return serve(settings, discover_plugins(), Console(), engine, listener)
+        return serve(settings, discover_plugins(settings), Console(), engine, listener)
 
 
 def _early(settings: Settings) -> bytes:

@@ -110,6 +110,27 @@ class Pooled(Protocol):
         ...
 
 
+@runtime_checkable
+class Remembering(Protocol):
+    """What a Checkpoint may offer besides: to be opened again without reading its headers."""
+
+    def remembered(self) -> bytes:
+        """What ``Reopening.reopen`` of its reader wants to know."""
+        ...
+
+
+@runtime_checkable
+class Reopening(Protocol):
+    """What a CheckpointReader may offer besides."""
+
+    def reopen(self, path: Path, remembered: bytes) -> Checkpoint:
+        """The checkpoint that ``remembered`` came from, whose files have not been changed since then.
+
+        Raises CheckpointError when they cannot be read, or when ``remembered`` is not what this version of the reader gave.
+        """
+        ...
+
+
 class CheckpointReader(Protocol):
     """A container format."""
 

@@ -94,6 +94,10 @@ class KernelLibrary:
             "Declare it in a KERNEL.toml, or choose another implementation.",
         )
 
+    def found(self) -> tuple[CompiledKernel, ...]:
+        """Every entry that was found so far."""
+        return tuple(self._found.values())
+
     def modules(self) -> tuple[tuple[str, str], ...]:
         """(module, layer) of every module that the target sees, by name."""
         seen: dict[str, str] = {}

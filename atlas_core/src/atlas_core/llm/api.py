@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from atlas_core.assembly.aside import Aside
 from atlas_core.assembly.asked import settings_from_environment
 from atlas_core.assembly.engine import Ledger, build, engine_of
-from atlas_core.assembly.environment import discover_plugins
+from atlas_core.assembly.environment import discover_plugins, start_folder
 from atlas_core.assembly.served import fetch, served_model
 from atlas_core.engine.loop import Engine
 from atlas_core.llm.asking import Asked, asked_chat, asked_prompts
@@ -162,12 +162,12 @@ class _Building(Struct, frozen=True):
 
     def __call__(self) -> tuple[Engine, Callable[[], None]]:
         ledger = Ledger(self.report)
-        built = build(self.settings, self.registry, ledger)
+        built = build(self.settings, self.registry, ledger, folder=start_folder(self.settings))
         return engine_of(built, self.registry, ledger), built.close
 
 
 def _start(settings: Settings, line: Line) -> tuple[LocalEngine, ServedModel]:
-    registry = discover_plugins()
+    registry = discover_plugins(settings)
 
     def fetched(done: int, total: int, note: str) -> None:
         line.loading(Progress("fetch", done, total, note))

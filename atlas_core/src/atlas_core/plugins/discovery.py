@@ -7,7 +7,7 @@ broken plugin cannot keep the others from being asked.
 import re
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from time import perf_counter
+from time import perf_counter, time_ns
 from typing import Any
 
 import pluggy
@@ -31,7 +31,8 @@ def discover(allow: Sequence[str] | None = None, trace: Trace | None = None) -> 
 
     ``allow`` and ``trace`` are as for ``survey``. Raises PluginError when two distributions offer one key.
     """
-    return Registry.of(survey(allow, trace))
+    began = time_ns()
+    return replace(Registry.of(survey(allow, trace)), began=began)
 
 
 def survey(allow: Sequence[str] | None = None, trace: Trace | None = None) -> tuple[PluginRecord, ...]:

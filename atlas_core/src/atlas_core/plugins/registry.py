@@ -181,8 +181,19 @@ class Table(Mapping[str, D], Generic[D]):
         )
 
 
+class Known(Struct, frozen=True):
+    """What is known besides of records that were kept: the ``digest`` of what they depend on, and what is installed, by its bytes."""
+
+    digest: str
+    identity: Identity
+
+
 class Registry(Struct, frozen=True):
-    """Everything that the installed plugins offer, frozen after discovery."""
+    """Everything that the installed plugins offer, frozen after discovery.
+
+    ``began`` is when they were looked for, in nanoseconds of the clock; 0 where that is not known. ``known`` is there when nobody had
+    to look for them, since nothing had changed.
+    """
 
     records: tuple[PluginRecord, ...]
     hardware: Table[GpuBackendDecl]
@@ -191,6 +202,8 @@ class Registry(Struct, frozen=True):
     dialects: Table[DialectDecl]
     compute_targets: Table[ComputeTargetDecl]
     comm_backends: Table[CommBackendDecl]
+    began: int = 0
+    known: Known | None = None
 
     @classmethod
     def of(cls, records: Iterable[PluginRecord]) -> "Registry":
@@ -232,6 +245,8 @@ class Registry(Struct, frozen=True):
 
     def identity(self) -> Identity:
         """Every distribution with a sound plugin, its version and a digest of its files; see plugins.identity."""
+        if self.known is not None:
+            return self.known.identity
         return identity(
             (record.dist, record.version, record.entry_point.partition(":")[0])
             for record in self.records

@@ -98,6 +98,16 @@ class Settings(Struct, frozen=True):
             unset="weights are packed at every start",
         ),
     ] = None
+    start_cache: Annotated[
+        str | None,
+        _option(
+            text("DIR|none"),
+            "Model",
+            "Keep there what a start finds and plans; later ones take it again while nothing that it depends on has changed. none: plan at "
+            "every start.",
+            unset="the folder starts of Atlas's cache",
+        ),
+    ] = None
     chat_template: Annotated[
         str | None,
         _option(

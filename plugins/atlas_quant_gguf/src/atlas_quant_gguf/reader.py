@@ -2,18 +2,20 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+import msgspec
+from msgspec import Struct
 
 from atlas_core.contracts.checkpoint import Extent, TokenizerSource
 from atlas_core.vocab.errors import CheckpointError
 from atlas_core.vocab.layout import StorageLayout
 from atlas_core.vocab.model import TensorInfo
 from atlas_core.vocab.verdict import Verdict
-from atlas_quant_gguf.config import generation_defaults, hub_config
 from atlas_quant_gguf.ggml import BY_NAME
-from atlas_quant_gguf.metadata import MAGIC, GgufTensor, read_header
-from atlas_quant_gguf.tokenizer import tokenizer_source
+from atlas_quant_gguf.metadata import MAGIC, GgufHeader, GgufTensor, read_header
 
 
 class GgufReader:
@@ -39,6 +41,25 @@ class GgufReader:
         """Read and check the header. Raises CheckpointError."""
         return GgufCheckpoint(_only_file(path))
 
+    def reopen(self, path: Path, remembered: bytes) -> "GgufCheckpoint":
+        """See contracts.checkpoint.Reopening."""
+        try:
+            known = msgspec.msgpack.decode(remembered, type=_Remembered)
+        except msgspec.MsgspecError as error:
+            raise CheckpointError(
+                f"what is remembered of {path} is of another kind", str(error), "open it anew"
+            ) from error
+        return GgufCheckpoint(_only_file(path), known)
+
+
+class _Remembered(Struct, array_like=True, frozen=True):
+    """What a header says, but for metadata."""
+
+    config: dict[str, Any]
+    generation_config: dict[str, Any]
+    consumed: frozenset[str]
+    tensors: dict[str, GgufTensor]
+
 
 class GgufCheckpoint:
     """An opened GGUF file; see contracts.checkpoint.Checkpoint.
@@ -48,8 +69,11 @@ class GgufCheckpoint:
 
     naming = "gguf"
 
-    def __init__(self, path: Path) -> None:
-        """Raises CheckpointError when the file is not GGUF, is cut, or is of an architecture that is not known."""
+    def __init__(self, path: Path, known: _Remembered | None = None) -> None:
+        """Read the header, of which all but metadata may be ``known``.
+
+        Raises CheckpointError when the file is not GGUF, is cut, or is of an architecture that is not known.
+        """
         self.path = path
         try:
             self._file = path.open("rb")
@@ -57,19 +81,36 @@ class GgufCheckpoint:
             raise _unreadable(path, error) from error
         try:
             self._size = os.fstat(self._file.fileno()).st_size
-            self._header = read_header(self._file, self._size, path)
-            config = hub_config(self._header, path, self._values)
-            self.generation_config: Mapping[str, Any] = generation_defaults(self._header.metadata, path)
+            self._known = known or self._understood()
         except BaseException:
             self._file.close()
             raise
-        self.config: Mapping[str, Any] = config.values
+        self.config: Mapping[str, Any] = self._known.config
+        self.generation_config: Mapping[str, Any] = self._known.generation_config
         self.quantization: Mapping[str, Any] = {}
         self.tensors: Mapping[str, TensorInfo] = {
             tensor.name: TensorInfo(tensor.name, tensor.shape, tensor.layout.name, tensor.nbytes)
-            for tensor in self._header.tensors.values()
-            if tensor.name not in config.consumed_tensors
+            for tensor in self._known.tensors.values()
+            if tensor.name not in self._known.consumed
         }
+
+    @cached_property
+    def _header(self) -> GgufHeader:
+        with self.path.open("rb") as file:  # of its own, for whoever reads tensors meanwhile
+            return read_header(file, self._size, self.path)
+
+    def _understood(self) -> _Remembered:
+        from atlas_quant_gguf.config import generation_defaults, hub_config
+
+        config = hub_config(self._header, self.path, self._values)
+        defaults = generation_defaults(self._header.metadata, self.path)
+        return _Remembered(
+            dict(config.values), defaults, frozenset(config.consumed_tensors), dict(self._header.tensors)
+        )
+
+    def remembered(self) -> bytes:
+        """See contracts.checkpoint.Remembering."""
+        return msgspec.msgpack.encode(self._known)
 
     def layout(self, name: str) -> StorageLayout:
         """The storage layout called ``name``. Raises CheckpointError for one that ggml does not have."""
@@ -97,6 +138,8 @@ class GgufCheckpoint:
 
     def tokenizer(self) -> TokenizerSource:
         """See contracts.checkpoint.Checkpoint.tokenizer."""
+        from atlas_quant_gguf.tokenizer import tokenizer_source  # when a text is read, which is beside the weights
+
         return tokenizer_source(self._header.metadata, self.path)
 
     def close(self) -> None:
@@ -106,7 +149,7 @@ class GgufCheckpoint:
     def _find(self, name: str) -> GgufTensor:
         if name not in self.tensors:
             raise CheckpointError(f"{self.path} has no tensor {name!r}", "", "name a tensor of this file")
-        return self._header.tensors[name]
+        return self._known.tensors[name]
 
     def _values(self, name: str) -> memoryview:
         tensor = self._header.tensors[name]
