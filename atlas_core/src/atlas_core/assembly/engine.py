@@ -236,7 +236,7 @@ def _vocabulary(model: Model) -> Tokenizer:
 
 
 def open_backend(
-    machine: Machine, model: Model, settings: Settings, kept: KeptStart | None
+    machine: Machine, model: Model, settings: Settings, kept: KeptStart | None = None
 ) -> tuple[GpuBackend, KernelLibrary]:
     """The device, current for this thread, with the kernels of the target."""
     target = Target(machine.name, machine.arch, model.family, model.format_name)
