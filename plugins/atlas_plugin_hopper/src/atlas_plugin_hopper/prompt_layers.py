@@ -8,15 +8,13 @@ from collections.abc import Mapping, Sequence
 from atlas_core.contracts.backend import Launch
 from atlas_core.contracts.ops import BindContext, KVLayout, OpImplementation, OpNeed
 from atlas_core.vocab.dtype import DType
-from atlas_core.vocab.kernel import Geometry, LaunchAttrs, f32, i32, ptr
+from atlas_core.vocab.kernel import f32, i32, ptr
 from atlas_core.vocab.verdict import Verdict
 from atlas_nvidia.implementations.attention import kv_layout, layer_address, other_cache
 from atlas_nvidia.implementations.base import (
     ELEMENTS,
     VECTOR,
-    Implementation,
     addresses,
-    live_word,
     no_vector,
     not_fast,
     not_stored,
@@ -25,6 +23,7 @@ from atlas_nvidia.implementations.base import (
     unbounded,
     vector_type,
 )
+from atlas_plugin_hopper.behind_norm import BehindNorm
 from atlas_plugin_hopper.prompts import WIDE, Tiles, launched, tokens_map, weight_map
 from atlas_plugin_hopper.tiles import Normed
 
@@ -91,7 +90,7 @@ def unrotated(need: OpNeed, dim: int) -> list[str]:
     return [f"{2 * half} of {head_dim} dimensions rotate: it rotates whole heads of {dim}"]
 
 
-class _BehindNorm(Implementation):
+class _BehindNorm(BehindNorm):
     """The normalised tokens lie in scratch. ``matrices`` are the weights of the product, whose first two are the shares of a tile.
 
     ``tiles`` is one of ``instances``; it ranks higher where it takes the least time of them.
@@ -106,8 +105,7 @@ class _BehindNorm(Implementation):
         if tiles not in (WIDE, HEADS):
             self.name = f"{self.name}_{self.module.split('_')[-1] if tiles in (PAIRS, STAGED_HEADS) else tiles.tokens}"
         super().__init__(element)
-        self.norm = "rms_norm" if element is DType.BF16 else f"rms_norm_{element.value}"
-        self.kernels = ((self.norm, "rms_norm"), (self.module, self.entry))
+        self.kernels = (self.norm, (self.module, self.entry))
 
     def supports(self, need: OpNeed) -> Verdict:
         """See OpImplementation."""
@@ -128,22 +126,6 @@ class _BehindNorm(Implementation):
             *(reason for name in self.matrices for reason in not_stored(need, name, self.element.value)),
             *(f"{name} has {n} rows, which is no multiple of {VECTOR}" for name, n in rows.items() if n % VECTOR),
         ]  # fmt: skip
-
-    def scratch_bytes(self, need: OpNeed) -> int:
-        """The normalised tokens."""
-        tokens, width = need.operands["x"].shape
-        return 2 * tokens * width
-
-    def normalise(self, need: OpNeed, context: BindContext) -> tuple[Launch, Normed]:
-        """The norm's launch, and what it leaves."""
-        tokens, width = need.operands["x"].shape
-        args = [
-            ptr(context.counts), live_word(need.operands["x"]), *addresses(context, "x", "norm_weight"),
-            ptr(context.scratch.address), i32(width), f32(need.attrs["eps"]), vector_type(need, "norm_weight"),
-        ]  # fmt: skip
-        kernel, geometry = context.backend.kernel(self.norm, "rms_norm"), Geometry((tokens, 1, 1), (256, 1, 1))
-        launch = context.backend.prepare_launch(kernel, geometry, args, LaunchAttrs(overlap=True))
-        return launch, Normed(context.scratch.address)
 
 
 class NormGateUpSilu(_BehindNorm):

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from atlas_core.contracts.backend import Launch
 from atlas_core.contracts.ops import BindContext, Buffer, KVLayout, OperandSpec, OpImplementation, OpNeed
 from atlas_core.vocab.dtype import DType
-from atlas_core.vocab.kernel import Arg, Geometry, LaunchAttrs, TensorMap, f32, i32, ptr, tensor_map
+from atlas_core.vocab.kernel import Arg, TensorMap, f32, i32, ptr, tensor_map
 from atlas_nvidia.implementations.attention import kv_layout, layer_address, other_cache
 from atlas_nvidia.implementations.base import (
     ELEMENTS,
@@ -24,6 +24,7 @@ from atlas_nvidia.implementations.base import (
     vector_type,
 )
 from atlas_nvidia.implementations.heads import HeadsRopeAppend
+from atlas_plugin_hopper.behind_norm import BehindNorm
 from atlas_plugin_hopper.tiles import DEPTH, TOKENS, Normed, Product
 
 PAIRS = 16
@@ -154,16 +155,15 @@ class Linear(_Skinny):
         return (linear(self.product, need, context),)
 
 
-class _BehindNorm(_Skinny):
+class _BehindNorm(_Skinny, BehindNorm):
     """A norm of the residual stream, then products that all read it: two launches, the normalised tokens lie in scratch."""
 
     rank = 30
 
     def __init__(self, element: DType) -> None:
         super().__init__(element)
-        self.norm = "rms_norm" if element is DType.BF16 else f"rms_norm_{element.value}"
         self.product = self.products(element)
-        self.kernels = [*self.product.kernels, (self.norm, "rms_norm")]
+        self.kernels = [*self.product.kernels, self.norm]
 
     def products(self, element: DType) -> Product:
         """The kernel of the second launch."""
@@ -172,22 +172,6 @@ class _BehindNorm(_Skinny):
     def refusals(self, need: OpNeed) -> list[str]:
         """See Implementation."""
         return [*super().refusals(need), *other_type(need, DType.F32, "x"), *no_vector(need, "norm_weight")]
-
-    def scratch_bytes(self, need: OpNeed) -> int:
-        """The normalised tokens."""
-        tokens, width = need.operands["x"].shape
-        return 2 * tokens * width
-
-    def normalise(self, need: OpNeed, context: BindContext) -> tuple[Launch, Normed]:
-        """The norm's launch, and what it leaves."""
-        tokens, width = need.operands["x"].shape
-        args = [
-            ptr(context.counts), live_word(need.operands["x"]), *addresses(context, "x", "norm_weight"),
-            ptr(context.scratch.address), i32(width), f32(need.attrs["eps"]), vector_type(need, "norm_weight"),
-        ]  # fmt: skip
-        kernel, geometry = context.backend.kernel(self.norm, "rms_norm"), Geometry((tokens, 1, 1), (256, 1, 1))
-        launch = context.backend.prepare_launch(kernel, geometry, args, LaunchAttrs(overlap=True))
-        return launch, Normed(context.scratch.address)
 
 
 class NormGateUpSilu(_BehindNorm):
