@@ -78,11 +78,15 @@ def test_keys_are_asked_for_as_the_server_asks(serve):
 def test_events_of_streams(serve, kit, fields):
     server = serve()
     usage = {"stream": True, "stream_options": {"include_usage": True}}
-    for payload in kit.events(server.chat(**usage, **fields).text)[:-1]:
+    chat = kit.events(server.chat(**usage, **fields).text)[:-1]
+    assert len(chat) > 2
+    for payload in chat:
         server.documented.event("/v1/chat/completions", json.loads(payload))
     legacy = fields | ({"logprobs": 2} if fields else {})
     legacy.pop("top_logprobs", None)
-    for payload in kit.events(server.complete(**usage, **legacy).text)[:-1]:
+    plain = kit.events(server.complete(**usage, **legacy).text)[:-1]
+    assert len(plain) > 2
+    for payload in plain:
         server.documented.event("/v1/completions", json.loads(payload))
 
 

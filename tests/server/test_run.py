@@ -157,7 +157,7 @@ def test_the_second_signal_ends_at_once(start, kit):
     server = start("serve", 60)
     thread, got = streaming(kit, server, 400)
     server.process.send_signal(signal.SIGTERM)
-    time.sleep(0.3)
+    kit.until(lambda: httpx.get(f"{server.first}/health", trust_env=False).json()["status"] == "draining")
     begun = time.monotonic()
     server.process.send_signal(signal.SIGTERM)
     try:
