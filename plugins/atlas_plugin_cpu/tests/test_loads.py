@@ -6,7 +6,7 @@ import threading
 import numpy as np
 import pytest
 
-from atlas_core.contracts.backend import HostLoad, HostLoader, LoadState
+from atlas_core.contracts.backend import HostLoad, HostLoader, HostRooms, LoadState
 from atlas_core.contracts.checkpoint import Extent
 from atlas_core.contracts.ops import OperandSpec, Packed
 from atlas_core.loading import resident
@@ -14,7 +14,8 @@ from atlas_core.loading.pieces import Placed
 from atlas_core.loading.upload import begin_weights, load_weights
 from atlas_core.runtime.loader import WeightCopy
 from atlas_core.vocab.dtype import DType
-from atlas_core.vocab.errors import CheckpointError
+from atlas_core.vocab.errors import CheckpointError, KernelError
+from atlas_core.vocab.kernel import Geometry, f32, i32, i64, ptr
 from atlas_core.vocab.layout import StorageLayout, plain
 from atlas_plugin_cpu.backend import open_backend
 from atlas_plugin_cpu.implementations import implementations
@@ -129,29 +130,44 @@ def test_loading_can_be_stopped_half_way(backend, tmp_path):
     assert not [thread for thread in threading.enumerate() if thread.name == "atlas-load"]
 
 
-def test_loads_tell_what_became_of_them(backend, tmp_path):
+@pytest.mark.parametrize("room", [0, 1])
+def test_loads_tell_what_became_of_them(backend, tmp_path, room):
     path = tmp_path / "file"
     path.write_bytes(bytes(range(100)))
-    room, target = backend.alloc(64), backend.alloc(64)
-    backend.copy_h2d(bytes(64), target)
+    rooms, target = HostRooms(backend.alloc(64), 32), backend.alloc(64)
+    for block in (rooms.address, target):
+        backend.copy_h2d(bytes(64), block)
+    begin = rooms.address
     with path.open("rb") as file:
         number = file.fileno()
-        first = HostLoad(number, 10, 8, room, (backend.prepare_copy(room, target, 8),))
-        beyond = HostLoad(number, 96, 8, room, (backend.prepare_copy(room, target + 8, 8),))
+        first = HostLoad(number, 10, 8, begin, (backend.prepare_copy(begin, target, 8),))
+        beyond = HostLoad(number, 96, 8, begin, (backend.prepare_copy(begin, target + 8, 8),))
         third = HostLoad(
-            number, 20, 4, room, (backend.prepare_copy(room, target + 16, 4), backend.prepare_copy(target, target + 24, 8))
+            number, 20, 4, begin + 20, (backend.prepare_copy(begin + 20, target + 16, 4), backend.prepare_copy(target, target + 24, 8))
         )  # fmt: skip
-        loads = backend.prepare_loads([first, beyond, third], 1)
+        loads = backend.prepare_loads([first, beyond, third], rooms)
         assert loads.states() == bytes([LoadState.WAITING] * 3)
-        loads.run()
+        assert loads.run(room, 2)
+        assert loads.states() == bytes([LoadState.DONE, LoadState.LEFT, LoadState.WAITING])
+        assert not loads.run(room, 2)
         assert loads.states() == bytes([LoadState.DONE, LoadState.LEFT, LoadState.DONE])
-        stopped = backend.prepare_loads([first], 1)
+        stopped = backend.prepare_loads([first], rooms)
         stopped.stop()
-        stopped.run()
+        assert not stopped.run(room, 1)
         assert stopped.states() == bytes([LoadState.WAITING])
-    found = bytearray(32)
+    found, used = bytearray(32), bytearray(64)
     backend.copy_d2h(target, memoryview(found))
+    backend.copy_d2h(begin, memoryview(used))
     first = bytes(range(10, 18))
     assert bytes(found) == first + bytes(8) + bytes(range(20, 24)) + bytes(4) + first
-    backend.free(room)
+    assert not any(used[32 * (1 - room) : 32 * (2 - room)])
+    backend.free(begin)
     backend.free(target)
+
+
+def test_a_launch_with_more_arguments_than_loads_have_room_for_is_refused(backend):
+    wide = backend.kernel("fast", "fast_multiply")
+    zeros = {"ptr": ptr, "i32": i32, "i64": i64, "f32": f32}
+    launch = backend.prepare_launch(wide, Geometry(), [zeros[param.kind](0) for param in wide.params])
+    with pytest.raises(KernelError, match="fast_multiply takes"):
+        backend.prepare_loads([HostLoad(0, 0, 1, 0, (launch,))], HostRooms(0, 64))

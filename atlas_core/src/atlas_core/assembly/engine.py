@@ -168,8 +168,9 @@ def build(
                 undo.callback(opened[0].close)
                 forewarn(opened[0], model, settings)
             plan = kept.plan(machine, model) if kept else make_plan(model, machine, settings)
-        vocabulary = partial(_vocabulary, model)
-        reading = aside.start(vocabulary) if waking else None
+        vocabulary = Vocabulary(aside, model)
+        if waking:
+            vocabulary.begin()
         with ledger.phase("device"):
             if waking:
                 waking.result()
@@ -183,20 +184,17 @@ def build(
                 kept, processors = None, found
                 plan = make_plan(model, machine, settings, found)
             audit(plan, library)
-        # Where no device was waited for, this would only have been in the way.
-        reading = reading or aside.start(vocabulary)
         packed = partial(_packed, registry, library, model, plan.settings)
 
         def progress(done: int, total: int, note: str) -> None:
-            if reading.done():
-                reading.result()  # a model without a tokenizer need not be loaded to its end
+            vocabulary.check()
             ledger.progress(done, total, note)
 
-        runner, limits, budget = _run_up(backend, plan, model, ledger, packed, ahead, progress)
+        runner, limits, budget = _run_up(backend, plan, model, ledger, packed, ahead, progress, vocabulary.begin)
         with ledger.phase("preflight"):
             preflight(runner, limits)
         with ledger.phase("vocabulary"):
-            tokenizer = reading.result()
+            tokenizer = vocabulary.result()
         undo.pop_all()
     if folder and not kept:
         starts.keep_aside(folder, begun, machine, model, plan, processors, library)
@@ -231,8 +229,31 @@ def _let_go(waking: "Future[Callable[[], None]]") -> None:
     waking.result()()
 
 
-def _vocabulary(model: Model) -> Tokenizer:
-    return Tokenizer(model.checkpoint.tokenizer(), lazy=True)
+class Vocabulary:
+    """The tokenizer of a model, read on a thread of its own from when the start has to wait for something."""
+
+    def __init__(self, aside: Aside, model: Model) -> None:
+        self._aside, self._model = aside, model
+        self._reading: Future[Tokenizer] | None = None
+
+    def begin(self) -> None:
+        """Read it now. Not earlier than need be: other threads of Python would wait for this one. Safe to call twice."""
+        if self._reading is None:
+            self._reading = self._aside.start(self._read)
+
+    def check(self) -> None:
+        """Raise what is known to be wrong with it: a model without a tokenizer need not be loaded to its end."""
+        if self._reading is not None and self._reading.done():
+            self._reading.result()
+
+    def result(self) -> Tokenizer:
+        """Wait for it. Raises CheckpointError."""
+        self.begin()
+        assert self._reading is not None
+        return self._reading.result()
+
+    def _read(self) -> Tokenizer:
+        return Tokenizer(self._model.checkpoint.tokenizer(), lazy=True)
 
 
 def open_backend(
@@ -294,9 +315,12 @@ def _packed(
 
 def _run_up(
     backend: GpuBackend, plan: StepPlan, model: Model, ledger: Ledger, packed: Callable[[Weights], PackedCache | None],
-    ahead: "Future[ReadAhead]", progress: Callable[[int, int, str], None],
+    ahead: "Future[ReadAhead]", progress: Callable[[int, int, str], None], waits: Callable[[], None],
 ) -> tuple[Runner | EmbeddingRunner, Limits, Budget]:  # fmt: skip
-    """Budget, weights and graphs. Where weights come by themselves, graphs are made meanwhile."""
+    """Budget, weights and graphs. Where weights come by themselves, graphs are made meanwhile.
+
+    ``waits`` is called when there is nothing left to be done but to wait for weights.
+    """
     stream = backend.create_stream()
     weights = Weights.of(plan, model)
     free, total = backend.memory()
@@ -313,6 +337,7 @@ def _run_up(
             loading = begin_loading(backend, model, weights, budget, progress, cache, ahead.result())
             unfinished.callback(loading.stop)
             if cache or not loading.beside:
+                waits()
                 loading.finish(progress)
             memory, inputs, states = allocate(backend, stream, plan, weights, budget, loading.memory.buffers)
         if cache and cache.reason:
@@ -329,6 +354,7 @@ def _run_up(
         if bucketed:
             budget = with_graphs(budget, max(0, before - backend.memory()[0]))
         if loading.beside:
+            waits()
             with ledger.phase("weights"):
                 loading.finish(progress)
     return runner, limits, budget

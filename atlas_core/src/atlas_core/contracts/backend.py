@@ -235,8 +235,18 @@ class HostLink(Protocol):
         ...
 
 
+class HostRooms(Struct, frozen=True):
+    """Rooms of ``nbytes`` each, one behind another from ``address`` on: one for each thread that brings loads."""
+
+    address: int
+    nbytes: int
+
+
 class HostLoad(Struct, frozen=True):
-    """``nbytes`` from ``start`` of an open file, the address they are read to, and the launches that use them there."""
+    """``nbytes`` from ``start`` of an open file, the address in the first room they are read to, and the launches that use them there.
+
+    In another room, addresses of the first that launches were given mean the same places of that one.
+    """
 
     descriptor: int
     start: int
@@ -256,8 +266,11 @@ class LoadState(IntEnum):
 class HostLoads(Protocol):
     """A list of loads, each of which is brought once."""
 
-    def run(self) -> None:
-        """Bring, in order, what no other thread has taken. Any number of threads may call this; others run meanwhile."""
+    def run(self, room: int, most: int) -> bool:
+        """Bring up to ``most`` loads, in order, that no other thread has taken; whether there may be more.
+
+        A room belongs to one thread at a time. Other threads of Python run meanwhile.
+        """
         ...
 
     def stop(self) -> None:
@@ -295,6 +308,6 @@ class HostLoader(Protocol):
         """The launch that copies bytes from one address to another."""
         ...
 
-    def prepare_loads(self, loads: Sequence[HostLoad], rooms: int) -> HostLoads:
-        """Loads out of the page cache. Each has the room of the one ``rooms`` before it, and waits until that is done."""
+    def prepare_loads(self, loads: Sequence[HostLoad], rooms: HostRooms) -> HostLoads:
+        """Loads out of the page cache."""
         ...

@@ -6,20 +6,19 @@ Nothing waits for a disk here: what is not in the page cache, and what needs mor
 import os
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 import numpy as np
 
-from atlas_core.contracts.backend import GpuBackend, HostLoad, HostLoader, Launch, LoadState
+from atlas_core.contracts.backend import GpuBackend, HostLoad, HostLoader, HostRooms, Launch, LoadState
 from atlas_core.loading.extents import ExtentReader
 from atlas_core.loading.pieces import Load, Piece
 from atlas_core.runtime.loader import WeightCopy
 
 _BLOCK = 4096
-_ROOMS = 2
-"""Rooms for each thread, so that one that is late does not keep the others waiting."""
-_LOOK = 0.05
-"""Seconds between two reports of progress."""
+_LOOK, _SOME = 0.05, 64
+"""Seconds between two reports of progress, or loads where this thread takes part."""
 
 
 class _HostBackend(GpuBackend, HostLoader, Protocol):
@@ -32,30 +31,35 @@ class ResidentLoads:
     def __init__(
         self, backend: _HostBackend, reads: Sequence[Load], address: Callable[[WeightCopy], int], threads: int
     ) -> None:
-        """``address`` tells where a copy lies. What is allocated here, ``finish`` and ``close`` give back."""
+        """``address`` tells where a copy lies; ``threads`` are those begun here and the one that finishes, which has a room too.
+
+        What is allocated here, ``finish`` and ``close`` give back.
+        """
         self._reads = reads
         self._files = ExtentReader()
-        rooms = min(_ROOMS * threads, len(reads))
+        self._own = max(1, threads - 1)
         longest = max((load.extent.nbytes for load in reads), default=0)
         each = -(-longest // _BLOCK) * _BLOCK
         self._backend, self._address = backend, address
-        self._block: memoryview | None = backend.alloc_pinned(max(1, rooms * each))
+        self._block: memoryview | None = backend.alloc_pinned(max(1, (self._own + 1) * each))
         self._threads: list[threading.Thread] = []
         try:
             base = int(np.frombuffer(self._block, np.uint8).ctypes.data)
-            made = [self._load(load, base + index % rooms * each) for index, load in enumerate(reads)]
-            self._loads = backend.prepare_loads(made, rooms)
+            self._loads = backend.prepare_loads([self._load(load, base) for load in reads], HostRooms(base, each))
         except BaseException:
             self.close()
             raise
-        for _ in range(min(threads, len(reads))):
-            self._threads.append(threading.Thread(target=self._loads.run, name="atlas-load", daemon=True))
+        for room in range(self._own):
+            bring = partial(self._loads.run, room, len(reads))
+            self._threads.append(threading.Thread(target=bring, name="atlas-load", daemon=True))
             self._threads[-1].start()
 
     def finish(self, report: Callable[[int, str], None]) -> list[Load]:
-        """Wait for all, and ``report(packed bytes, weight)`` each piece; what was left."""
+        """Take part until all are brought, and ``report(packed bytes, weight)`` each piece; what was left."""
         seen = bytes(len(self._reads))
+        more = True
         while True:
+            more = more and self._loads.run(self._own, _SOME)
             alive = [thread for thread in self._threads if thread.is_alive()]
             states = self._loads.states()
             for load, was, now in zip(self._reads, seen, states, strict=True):
@@ -63,9 +67,10 @@ class ResidentLoads:
                     for piece in load.pieces:
                         report(piece.nbytes, piece.copy.weight)
             seen = states
-            if not alive:
+            if not (alive or more):
                 break
-            alive[0].join(_LOOK)
+            if not more:
+                alive[0].join(_LOOK)
         self.close()
         return [load for load, state in zip(self._reads, seen, strict=True) if state != LoadState.DONE]
 

@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 from msgspec import Struct
 
-from atlas_core.contracts.backend import Capabilities, DeviceFacts, HostLoad, Launch
+from atlas_core.contracts.backend import Capabilities, DeviceFacts, HostLoad, HostRooms, Launch
 from atlas_core.kernels.library import KernelLibrary
 from atlas_core.runtime import host
 from atlas_core.vocab.errors import DeviceError, UsageError
@@ -175,7 +175,7 @@ class CpuBackend:
         """See contracts.backend.HostLoader."""
         return self.prepare_launch(self._copies, Geometry(), (ptr(target), ptr(source), i64(nbytes)))
 
-    def prepare_loads(self, loads: Sequence[HostLoad], rooms: int) -> Loads:
+    def prepare_loads(self, loads: Sequence[HostLoad], rooms: HostRooms) -> Loads:
         """See contracts.backend.HostLoader."""
         commands = [[_own(launch) for launch in load.launches] for load in loads]
         return Loads(self._modules.kernel("executor", "loads_run"), loads, commands, rooms)

@@ -41,20 +41,21 @@ class _Kind(IntEnum):
     BYTE = 6
 
 
+_TOKENS, _MERGES = "tokenizer.ggml.tokens", "tokenizer.ggml.merges"
 _ADDED = frozenset({_Kind.CONTROL, _Kind.USER_DEFINED, _Kind.UNKNOWN})
 
 
 def tokenizer_source(metadata: Mapping[str, Any], path: Path) -> TokenizerSource:
     """The tokenizer with its templates and special tokens. Raises CheckpointError for a kind that is not known."""
     model = metadata.get("tokenizer.ggml.model")
-    tokens = _strings(metadata, "tokenizer.ggml.tokens", path)
+    tokens = _whole(_strings(metadata, _TOKENS, path), _TOKENS, path)
     kinds = metadata.get("tokenizer.ggml.token_type", [int(_Kind.NORMAL)] * len(tokens))
     if not isinstance(kinds, list) or len(kinds) != len(tokens) or set(map(type, kinds)) != {int}:
         raise _refuse(path, "tokenizer.ggml.token_type does not hold one number for each token")
     merges: Callable[[], Sequence[tuple[str, str]]]
     if model == "gpt2":
         parts, add_bos = _byte_level(metadata, path)
-        merges = partial(_listed_merges, _strings(metadata, "tokenizer.ggml.merges", path), path)
+        merges = partial(_listed_merges, _strings(metadata, _MERGES, path), path)
     elif model == "llama":
         scores = _scores(metadata, tokens, path)
         parts, add_bos = _sentencepiece(metadata, tokens, kinds, path), True
@@ -105,7 +106,7 @@ def _byte_level(metadata: Mapping[str, Any], path: Path) -> tuple[dict[str, Any]
 
 def _listed_merges(merges: Sequence[str], path: Path) -> list[tuple[str, str]]:
     pairs = []
-    for merge in merges:
+    for merge in _whole(merges, _MERGES, path):
         left, blank, right = merge.partition(" ")
         if not (left and blank and right) or " " in right:
             raise _refuse(path, f"the merge {merge!r} is not two tokens")
@@ -200,16 +201,20 @@ def _templates(metadata: Mapping[str, Any], path: Path) -> dict[str, str]:
 
 def _strings(metadata: Mapping[str, Any], key: str, path: Path) -> Sequence[str]:
     value = metadata.get(key)
-    if isinstance(value, Texts):
-        try:
-            value.check()
-        except UnicodeDecodeError as error:
-            why = f"at byte {value.place + error.start} of the file {key} is not UTF-8: {error.reason}"
-            raise _refuse(path, why) from error
-        return value
-    if isinstance(value, list) and value and all(isinstance(item, str) for item in value):
+    if isinstance(value, Texts) or (isinstance(value, list) and value and all(isinstance(item, str) for item in value)):
         return value
     raise _refuse(path, f"it has no {key}")
+
+
+def _whole(strings: Sequence[str], key: str, path: Path) -> Sequence[str]:
+    """The same strings, all of which are UTF-8."""
+    if isinstance(strings, Texts):
+        try:
+            strings.check()
+        except UnicodeDecodeError as error:
+            why = f"at byte {strings.place + error.start} of the file {key} is not UTF-8: {error.reason}"
+            raise _refuse(path, why) from error
+    return strings
 
 
 def _refuse(path: Path, why: str) -> CheckpointError:

@@ -139,6 +139,8 @@ void wait_idle(Pool* pool) {
 // What becomes of a load.
 constexpr uint8_t kWaiting = 0, kDone = 1, kLeft = 2;
 
+constexpr int kMostSlots = 16;  // of a launch that uses what was read
+
 constexpr int64_t kPage = 4096;
 
 // Whether all of it was in the page cache, and now is at ``into``.
@@ -245,25 +247,28 @@ void graph_destroy(void* pool, void* graph, int task, int ntasks) {
     free(old);
 }
 
-// Brings loads that nobody has taken yet, in order, until none is left; any number of threads at once. ``offsets[i]`` is
-// where load i begins in ``words``: a file's descriptor, where in it, bytes, the address they are read to, the number of
-// launches that use them there, and those as graph_create has them. A load has the room of the one ``rooms`` before it.
+// Brings up to ``most`` loads that nobody has taken yet, in order; any number of threads at once, each with a room of its
+// own, ``nbytes`` long: room 0 is at ``address``, the others behind it. ``offsets[i]`` is where load i begins in ``words``:
+// a file's descriptor, where in it, bytes, the address in room 0 they are read to, the number of launches that use them
+// there, and those as graph_create has them; slots that point into room 0 point into the thread's own instead.
 // ``states`` become kDone, or kLeft where a read would have had to wait for a disk, or failed: nothing was launched then.
-void loads_run(const uint64_t* words, const int64_t* offsets, uint8_t* states, int64_t* next, int64_t count,
-               int64_t rooms, int task, int ntasks) {
-    for (;;) {
+void loads_run(const uint64_t* words, const int64_t* offsets, uint8_t* states, int64_t* next, int64_t count, void* address,
+               int64_t nbytes, int64_t room, int64_t most, int task, int ntasks) {
+    const uint64_t first = reinterpret_cast<uintptr_t>(address), size = static_cast<uint64_t>(nbytes);
+    const auto own = [&](uint64_t slot) { return slot - first < size ? slot + static_cast<uint64_t>(room) * size : slot; };
+    for (; most > 0; --most) {
         const int64_t load = __atomic_fetch_add(next, 1, __ATOMIC_RELAXED);
         if (load >= count) return;
-        for (int round = 0; load >= rooms && __atomic_load_n(&states[load - rooms], __ATOMIC_ACQUIRE) == kWaiting; ++round)
-            rest(round, false);
         const uint64_t* word = words + offsets[load];
         const bool there = read_cached(static_cast<int>(word[0]), static_cast<int64_t>(word[1]), word[2],
-                                       reinterpret_cast<void*>(static_cast<uintptr_t>(word[3])));
+                                       reinterpret_cast<void*>(static_cast<uintptr_t>(own(word[3]))));
         uint64_t launches = there ? word[4] : 0;
         for (word += 5; launches != 0; --launches, word += 3 + word[2]) {
             const Kernel kernel = reinterpret_cast<Kernel>(static_cast<uintptr_t>(word[0]));
             const int tasks = word[1] != 0 ? static_cast<int>(word[1]) : 1;
-            for (int i = 0; i < tasks; ++i) kernel(word + 3, i, tasks);
+            uint64_t slots[kMostSlots];
+            for (uint64_t i = 0; i < word[2]; ++i) slots[i] = own(word[3 + i]);
+            for (int i = 0; i < tasks; ++i) kernel(slots, i, tasks);
         }
         __atomic_store_n(&states[load], there ? kDone : kLeft, __ATOMIC_RELEASE);
     }
