@@ -11,7 +11,6 @@ from atlas_core.vocab.dtype import DType
 from atlas_core.vocab.errors import CheckpointError
 from atlas_core.vocab.model import CacheSpec, ModelSpec
 
-_DTYPES = {"float32": DType.F32, "bfloat16": DType.BF16, "float16": DType.F16}
 GROUP = "attention"
 """The one cache group: all layers look alike."""
 _HARMLESS = (
@@ -38,10 +37,7 @@ class MiniMaxConfig(Struct, frozen=True):
 def read_config(config: Mapping[str, Any], model_type: str) -> ModelSpec:
     """Every key is read or known to be harmless. Raises CheckpointError naming the key at fault."""
     reader = ConfigReader(config)
-    heads = reader.positive("num_attention_heads")
-    kv_heads = reader.positive("num_key_value_heads", heads)
-    if heads % kv_heads:
-        raise contradiction("num_key_value_heads", f"{heads} query heads are no multiple of {kv_heads}")
+    heads, kv_heads = reader.heads()
     layers = reader.positive("num_hidden_layers")
     _only_what_is_known(reader, layers)
     experts, active = reader.positive("num_local_experts"), reader.positive("num_experts_per_tok")
@@ -52,14 +48,13 @@ def read_config(config: Mapping[str, Any], model_type: str) -> ModelSpec:
         heads, kv_heads, head_dim, _rope(reader, head_dim), float(reader.get("rms_norm_eps", (int, float))),
         experts, active, reader.positive("intermediate_size"),
     )  # fmt: skip
-    dtype = reader.expect("torch_dtype", (*_DTYPES, None), None) or reader.expect("dtype", _DTYPES, "bfloat16")
     spec = ModelSpec(
         model_type=model_type,
         hidden_size=reader.positive("hidden_size"),
         layers=layers,
         vocab_size=reader.positive("vocab_size"),
         max_position=reader.positive("max_position_embeddings"),
-        dtype=_DTYPES[dtype],
+        dtype=reader.dtype(DType.BF16),
         caches=(CacheSpec(GROUP, "full", layers, kv_heads, head_dim),),
         eos_token_ids=token_ids(reader.get("eos_token_id", (int, list), None)),
         bos_token_id=reader.get("bos_token_id", int, None),

@@ -7,12 +7,10 @@ from msgspec import Struct
 
 from atlas_core.model.config import ConfigReader, contradiction, token_ids
 from atlas_core.model.rope import Rope, read_rope
-from atlas_core.vocab.dtype import DType
 from atlas_core.vocab.errors import CheckpointError
 from atlas_core.vocab.model import CacheSpec, ModelSpec
 from atlas_model_qwen.rotary import split_sections
 
-_DTYPES = {"float32": DType.F32, "bfloat16": DType.BF16, "float16": DType.F16}
 FULL, LINEAR = "full_attention", "linear_attention"
 ATTENTION, CONVOLUTION, DELTA = "attention", "linear.convolution", "linear.delta"
 """Cache groups: pages of the full attention layers, and the two states of the linear ones."""
@@ -129,14 +127,7 @@ def read_config(config: Mapping[str, Any], model_type: str) -> ModelSpec:
     plain, sections = split_sections(_one_place(config))
     reader = ConfigReader(plain)
     hidden = reader.positive("hidden_size")
-    heads = reader.positive("num_attention_heads")
-    kv_heads = reader.positive("num_key_value_heads", heads)
-    if heads % kv_heads:
-        raise CheckpointError(
-            f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}",
-            "each key head serves the same number of query heads",
-            "correct config.json",
-        )
+    heads, kv_heads = reader.heads()
     head_dim = _head_dim(reader, traits, hidden, heads)
     rope = read_rope(reader)
     rotated = rope.rotated(head_dim)
@@ -160,14 +151,13 @@ def read_config(config: Mapping[str, Any], model_type: str) -> ModelSpec:
         reader.get("attn_output_gate", bool, True) if traits.hybrid else False,
         reader.positive("intermediate_size") if dense else reader.get("intermediate_size", int, 0), kinds, linear, experts,
     )  # fmt: skip
-    dtype = reader.expect("torch_dtype", (*_DTYPES, None), None) or reader.expect("dtype", _DTYPES, "float32")
     spec = ModelSpec(
         model_type=model_type,
         hidden_size=hidden,
         layers=layers,
         vocab_size=reader.positive("vocab_size"),
         max_position=reader.positive("max_position_embeddings"),
-        dtype=_DTYPES[dtype],
+        dtype=reader.dtype(),
         caches=_caches(family),
         eos_token_ids=token_ids(reader.get("eos_token_id", (int, list), None)),
         bos_token_id=reader.get("bos_token_id", int, None),

@@ -3,9 +3,11 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from atlas_core.vocab.dtype import DType
 from atlas_core.vocab.errors import CheckpointError
 
 _MISSING = object()
+_DTYPES = {"float32": DType.F32, "bfloat16": DType.BF16, "float16": DType.F16}
 
 HARMLESS = frozenset(
     [
@@ -92,6 +94,21 @@ class ConfigReader:
                 "use a model plugin that supports it; running without it would give wrong text",
             )
         return value
+
+    def heads(self, query: Any = _MISSING, key: Any = None) -> tuple[int, int]:
+        """Heads of queries and of keys, of which there are as many unless ``key`` says otherwise; a key head serves an equal number of query heads."""
+        heads = self.positive("num_attention_heads", query)
+        kv_heads = self.positive("num_key_value_heads", heads if key is None else key)
+        if heads % kv_heads:
+            raise contradiction("num_key_value_heads", f"{heads} query heads are no multiple of {kv_heads}")
+        return heads, kv_heads
+
+    def dtype(self, default: DType = DType.F32) -> DType:
+        """The type that the model was trained in: ``torch_dtype``, in newer files ``dtype``."""
+        name = self.expect("torch_dtype", (*_DTYPES, None), None)
+        return _DTYPES[
+            name or self.expect("dtype", _DTYPES, next(n for n, dtype in _DTYPES.items() if dtype is default))
+        ]
 
     def finish(self, harmless: Iterable[str] = ()) -> None:
         """Raises CheckpointError naming every key that was neither read nor known to be harmless."""

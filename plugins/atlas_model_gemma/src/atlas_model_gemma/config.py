@@ -7,11 +7,9 @@ from msgspec import Struct
 
 from atlas_core.model.config import ConfigReader, contradiction, token_ids
 from atlas_core.model.rope import Rope, read_rope
-from atlas_core.vocab.dtype import DType
 from atlas_core.vocab.errors import CheckpointError
 from atlas_core.vocab.model import CacheSpec, ModelSpec
 
-_DTYPES = {"float32": DType.F32, "bfloat16": DType.BF16, "float16": DType.F16}
 SLIDING, FULL = "sliding_attention", "full_attention"
 """Kinds of layers, which are the cache groups too."""
 _DEFAULTS: Mapping[str, int] = {
@@ -49,18 +47,14 @@ def read_config(config: Mapping[str, Any], model_type: str) -> ModelSpec:
     """Every key is read or known to be harmless. Raises CheckpointError naming the key at fault."""
     plain, ropes = _split_ropes(config)
     reader = ConfigReader(plain)
-    heads, kv_heads, head_dim = (
-        _positive(reader, key) for key in ("num_attention_heads", "num_key_value_heads", "head_dim")
-    )
-    if heads % kv_heads:
-        raise contradiction("num_key_value_heads", f"{heads} query heads are no multiple of {kv_heads}")
+    heads, kv_heads = reader.heads(_DEFAULTS["num_attention_heads"], _DEFAULTS["num_key_value_heads"])
+    head_dim = _positive(reader, "head_dim")
     _only_what_is_known(reader)
     kinds, window = _kinds(reader, reader.positive("num_hidden_layers")), reader.positive("sliding_window")
     family = GemmaConfig(
         heads, kv_heads, head_dim, reader.positive("intermediate_size"),
         float(reader.get("rms_norm_eps", (int, float), 1e-6)), _scale(reader), kinds, ropes,
     )  # fmt: skip
-    dtype = reader.expect("torch_dtype", (*_DTYPES, None), None) or reader.expect("dtype", _DTYPES, "float32")
     caches = (
         CacheSpec(SLIDING, "sliding", kinds.count(SLIDING), kv_heads, head_dim, window),
         CacheSpec(FULL, "full", kinds.count(FULL), kv_heads, head_dim),
@@ -71,7 +65,7 @@ def read_config(config: Mapping[str, Any], model_type: str) -> ModelSpec:
         layers=len(kinds),
         vocab_size=_positive(reader, "vocab_size"),
         max_position=_positive(reader, "max_position_embeddings"),
-        dtype=_DTYPES[dtype],
+        dtype=reader.dtype(),
         caches=tuple(cache for cache in caches if cache.layers),
         eos_token_ids=token_ids(reader.get("eos_token_id", (int, list), None)),
         bos_token_id=reader.get("bos_token_id", int, None),

@@ -7,11 +7,9 @@ from msgspec import Struct
 
 from atlas_core.model.config import ConfigReader, token_ids
 from atlas_core.model.rope import Rope, read_rope
-from atlas_core.vocab.dtype import DType
 from atlas_core.vocab.errors import CheckpointError
 from atlas_core.vocab.model import CacheSpec, ModelSpec
 
-_DTYPES = {"float32": DType.F32, "bfloat16": DType.BF16, "float16": DType.F16}
 GROUP = "attention"
 """The one cache group: all layers look alike."""
 
@@ -33,14 +31,7 @@ def read_config(config: Mapping[str, Any], model_type: str) -> ModelSpec:
     """Every key is read or known to be harmless. Raises CheckpointError naming the key at fault."""
     reader = ConfigReader(config)
     hidden = reader.positive("hidden_size")
-    heads = reader.positive("num_attention_heads")
-    kv_heads = reader.positive("num_key_value_heads", heads)
-    if heads % kv_heads:
-        raise CheckpointError(
-            f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}",
-            "each key head serves the same number of query heads",
-            "correct config.json",
-        )
+    heads, kv_heads = reader.heads()
     head_dim = (
         reader.positive("head_dim", None) if reader.get("head_dim", int, None) is not None else _divided(hidden, heads)
     )
@@ -62,14 +53,13 @@ def read_config(config: Mapping[str, Any], model_type: str) -> ModelSpec:
         float(reader.get("rms_norm_eps", (int, float))), read_rope(reader, 10000.0 if model_type == "llama" else None),
         reader.get("attention_bias", bool, False), reader.get("mlp_bias", bool, False),
     )  # fmt: skip
-    dtype = reader.get("torch_dtype", str, None) or reader.get("dtype", str, "float32")
     spec = ModelSpec(
         model_type=model_type,
         hidden_size=hidden,
         layers=layers,
         vocab_size=reader.positive("vocab_size"),
         max_position=reader.positive("max_position_embeddings"),
-        dtype=_DTYPES.get(dtype, DType.F32),
+        dtype=reader.dtype(),
         caches=(CacheSpec(GROUP, "sliding" if window else "full", layers, kv_heads, head_dim, window),),
         eos_token_ids=token_ids(reader.get("eos_token_id", (int, list), None)),
         bos_token_id=reader.get("bos_token_id", int, None),

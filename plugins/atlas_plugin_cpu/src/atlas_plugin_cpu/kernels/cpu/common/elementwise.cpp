@@ -1,26 +1,9 @@
 // Ops that work on one row at a time: norms, sums, gates, rotations, and gathering of rows.
 
 #include "atlas_step.h"
-#include "simd.h"
+#include "rows.h"
 
 namespace {
-
-// Calls f(column, lanes) for every 16 columns of a row; the last call may have fewer lanes.
-template <class Each>
-ATLAS_INLINE void across(int columns, Each f) {
-    int k = 0;
-    for (; k + kLanes <= columns; k += kLanes) f(k, kLanes);
-    if (k < columns) f(k, columns - k);
-}
-
-ATLAS_INLINE f32x16 take(const float* from, int lanes) {
-    return lanes == kLanes ? load(from) : load_first(from, lanes);
-}
-
-ATLAS_INLINE void put(float* to, f32x16 value, int lanes) {
-    if (lanes == kLanes) store(to, value);
-    else store_first(to, value, lanes);
-}
 
 // Sine and cosine in double precision. The reduction to [-pi/4, pi/4] subtracts n * pi/2 in three parts, the first with
 // 33 bits, so that it stays exact for every position below 2^20; then Taylor series to the 15th power.
