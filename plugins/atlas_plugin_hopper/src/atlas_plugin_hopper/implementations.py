@@ -14,6 +14,7 @@ from atlas_plugin_hopper.prompt_layers import layers
 from atlas_plugin_hopper.prompts import products
 from atlas_plugin_hopper.shared_expert import SharedBeside
 from atlas_plugin_hopper.skinny import skinny
+from atlas_plugin_hopper.skinny_chains import skinny_chains
 
 
 def implementations() -> list[OpImplementation]:
@@ -21,5 +22,5 @@ def implementations() -> list[OpImplementation]:
     attention = [WarpgroupPrefill(head_dim, element) for element in ELEMENTS for head_dim in TILES]
     experts = [SortedByEngine(op, element) for element in ELEMENTS for op in SORTED]
     shared = [SharedBeside(element) for element in ELEMENTS]
-    chained = [*chains(), *moe_chains(), *hybrids()]
+    chained = [*skinny_chains(), *chains(), *moe_chains(), *hybrids()]
     return [*attention, *products(), *layers(), *prompt_chains(), *experts, *shared, *skinny(), *chained, *heads()]

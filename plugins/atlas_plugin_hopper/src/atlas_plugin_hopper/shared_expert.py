@@ -13,7 +13,8 @@ from atlas_nvidia.implementations.heads import SigmoidMul
 from atlas_nvidia.implementations.linear import Tiled
 from atlas_nvidia.implementations.moe import Streamed
 from atlas_nvidia.implementations.rows import Add
-from atlas_plugin_hopper.skinny import FEW, GATE_UP_ROWS, LINEAR_ROWS, gate_up, linear
+from atlas_plugin_hopper.skinny import GATE_UP_ROWS, LINEAR_ROWS, gate_up, linear
+from atlas_plugin_hopper.skinny_chains import FEW
 from atlas_plugin_hopper.tiles import Normed, Product
 
 _ROUTED = ("x", "experts", "weights", "gate", "up", "down", "residual", "y")

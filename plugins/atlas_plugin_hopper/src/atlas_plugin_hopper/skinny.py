@@ -33,12 +33,10 @@ LINEAR_ROWS, GATE_UP_ROWS, QKV_ROWS, LINEARS_ROWS = (64, 128), (64, 128, 192, 22
 """SKINNY_ROWS of the instances: weight rows of a tile."""
 _MATRICES = 4
 """Of skinny_linears."""
-FEW = 8
-"""Tokens that the streaming kernels of every NVIDIA machine take in as few launches."""
 
 
-class _Skinny(Implementation):
-    """``matrices`` are the weights."""
+class Skinny(Implementation):
+    """A product of up to 64 tokens; ``matrices`` are the weights."""
 
     module = entry = ""
     matrices: tuple[str, ...]
@@ -120,14 +118,15 @@ def qkv(product: Product, need: OpNeed, context: BindContext, x: Normed) -> Laun
     return product.launch(context, tiles, geometry, args)
 
 
-def _unrotated(need: OpNeed) -> list[str]:
+def unrotated(need: OpNeed) -> list[str]:
+    """Why the heads are none that are rotated whole by groups of PAIRS; no reason when they are."""
     half, head_dim = need.operands["inv_freq"].shape[0], need.attrs["head_dim"]
     if 2 * half == head_dim and half % PAIRS == 0:
         return []
     return [f"{2 * half} of {head_dim} dimensions rotate: it rotates whole heads of a multiple of {2 * PAIRS}"]
 
 
-class Linear(_Skinny):
+class Linear(Skinny):
     """Both ops: ``residual`` tells whether a sum with the residual stream follows."""
 
     matrices = ("weight",)
@@ -155,7 +154,7 @@ class Linear(_Skinny):
         return (linear(self.product, need, context),)
 
 
-class _BehindNorm(_Skinny, BehindNorm):
+class _BehindNorm(Skinny, BehindNorm):
     """A norm of the residual stream, then products that all read it: two launches, the normalised tokens lie in scratch."""
 
     rank = 30
@@ -207,7 +206,7 @@ class NormQkvRopeAppend(_BehindNorm):
     def refusals(self, need: OpNeed) -> list[str]:
         """See Implementation."""
         return [
-            *super().refusals(need), *other_type(need, self.element, "q"), *other_cache(need, self.element), *_unrotated(need),
+            *super().refusals(need), *other_type(need, self.element, "q"), *other_cache(need, self.element), *unrotated(need),
         ]  # fmt: skip
 
     def kv_layouts(self, need: OpNeed) -> Sequence[KVLayout]:
@@ -299,102 +298,9 @@ class NormLinearsHeads(NormLinears):
         return replace(need, operands={**need.operands, **found})
 
 
-class _Chained(_Skinny):
-    """A projection into the residual stream, its norm and products behind it: the norm costs no launch of its own.
-
-    The first launch also leaves, in scratch, the new stream times the norm's weights and sums of its squares; the second
-    finds the norm's factor in those, and multiplies what it has summed. That wants the range of float32.
-    """
-
-    rank = 30
-
-    def __init__(self) -> None:
-        super().__init__(DType.BF16)
-        self.first = Product("skinny_linear", LINEAR_ROWS, DType.BF16)
-        self.second = self.products()
-        self.kernels = [*self.first.kernels, *self.second.kernels]
-
-    def products(self) -> Product:
-        """The kernel of the second launch."""
-        raise NotImplementedError
-
-    def refusals(self, need: OpNeed) -> list[str]:
-        """See Implementation."""
-        reasons = [
-            *super().refusals(need), *other_type(need, self.element, "x"), *other_type(need, DType.F32, "residual", "y"),
-            *ragged(need, "y"), *no_vector(need, "norm_weight"),
-        ]  # fmt: skip
-        if need.operands["x"].shape[0] <= FEW:
-            reasons.append(f"up to {FEW} tokens are normalised where they are multiplied")
-        return reasons
-
-    def scratch_bytes(self, need: OpNeed) -> int:
-        """The scaled tokens, and a sum of squares for each tile and token."""
-        width = need.operands["y"].shape[1]
-        return self._squares(need) + 4 * TOKENS * -(-width // min(LINEAR_ROWS))
-
-    def _squares(self, need: OpNeed) -> int:
-        """Where the sums of squares begin in scratch."""
-        tokens, width = need.operands["y"].shape
-        return -(-2 * tokens * width // 256) * 256
-
-    def project(self, need: OpNeed, context: BindContext) -> tuple[Launch, Normed]:
-        """The first launch, and what it leaves to the second."""
-        parts = self.first.tiling(context.workers, need.operands["weight"].shape[0]).tiles
-        scratch = context.scratch.address
-        norm = Normed(scratch, scratch + self._squares(need), parts)
-        return linear(self.first, need, context, norm), norm
-
-
-class LinearAddGateUp(_Chained):
-    """From attention to the middle of the feed-forward network."""
-
-    op, name = "linear_add_norm_gate_up_silu", "linear_add_gate_up_skinny"
-    matrices = ("weight", "gate_weight", "up_weight")
-
-    def products(self) -> Product:
-        """See _Chained."""
-        return Product("skinny_gate_up", GATE_UP_ROWS, DType.BF16, unit=2)
-
-    def refusals(self, need: OpNeed) -> list[str]:
-        """See Implementation."""
-        return [*super().refusals(need), *other_type(need, self.element, "z")]
-
-    def bind(self, need: OpNeed, context: BindContext) -> Sequence[Launch]:
-        """See OpImplementation."""
-        first, normed = self.project(need, context)
-        return first, gate_up(self.second, need, context, normed, "z")
-
-
-class LinearAddQkv(_Chained):
-    """From the end of one layer to the attention of the next."""
-
-    op, name = "linear_add_norm_qkv_rope_append", "linear_add_qkv_skinny"
-    matrices = ("weight", "q_weight", "k_weight", "v_weight")
-
-    def products(self) -> Product:
-        """See _Chained."""
-        return Product("skinny_qkv", QKV_ROWS, DType.BF16)
-
-    def refusals(self, need: OpNeed) -> list[str]:
-        """See Implementation."""
-        return [
-            *super().refusals(need), *other_type(need, self.element, "q"), *other_cache(need, self.element), *_unrotated(need),
-        ]  # fmt: skip
-
-    def kv_layouts(self, need: OpNeed) -> Sequence[KVLayout]:
-        """See OpImplementation."""
-        return (kv_layout(need, self.element),)
-
-    def bind(self, need: OpNeed, context: BindContext) -> Sequence[Launch]:
-        """See OpImplementation."""
-        first, normed = self.project(need, context)
-        return first, qkv(self.second, need, context, normed)
-
-
 def skinny() -> list[OpImplementation]:
     """All of them, beside those of every NVIDIA machine."""
-    both = [
+    return [
         make
         for element in ELEMENTS
         for make in (
@@ -402,4 +308,3 @@ def skinny() -> list[OpImplementation]:
             NormLinears(element), NormLinearsHeads(element),
         )
     ]  # fmt: skip
-    return [*both, LinearAddGateUp(), LinearAddQkv()]
