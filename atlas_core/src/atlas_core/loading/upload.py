@@ -42,7 +42,7 @@ class _Shape(Struct, frozen=True):
         """Long pieces where a bus wants them; where the host packs, such as stay in its caches."""
         if isinstance(backend, HostRunner):
             threads = max(1, min(4, processors()))
-            return cls(1 << 20, threads, threads)
+            return cls(1 << 19, threads, threads)
         if backend.capabilities.asynchronous:
             threads = max(2, min(8, processors()))
             return cls(8 << 20, 2 * threads, threads)
