@@ -1,8 +1,7 @@
 """When to launch the next step: shortly before the one that runs has ended, so that whoever comes meanwhile is in it."""
 
 from collections import deque
-from collections.abc import Hashable
-from statistics import median
+from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 SAMPLES, KNOWN = 8, 3
@@ -67,7 +66,7 @@ class Pace:
         shortest = min(times)
         if shortest < SHORT:
             return None
-        lead = SAFETY + SHARE * shortest + median(times) - shortest + max(self._delays, default=0.0) + self._caution
+        lead = SAFETY + SHARE * shortest + _median(times) - shortest + max(self._delays, default=0.0) + self._caution
         target = self._began + shortest - lead
         if target <= now:
             return None
@@ -98,3 +97,9 @@ class Pace:
 
 def _share(load: Load, of: Load) -> float:
     return min(1.0, load.tokens / of.tokens, load.attended / of.attended)
+
+
+def _median(values: Sequence[float]) -> float:
+    """As that of ``statistics``, which loads fractions and decimals to tell it."""
+    ordered, half = sorted(values), len(values) // 2
+    return ordered[half] if len(values) % 2 else (ordered[half - 1] + ordered[half]) / 2

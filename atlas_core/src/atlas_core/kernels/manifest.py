@@ -2,7 +2,6 @@
 
 import difflib
 import re
-import tomllib
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, get_args
@@ -182,6 +181,8 @@ class _Table:
 
 
 def _parse(text: str, file: str) -> _Table:
+    import tomllib  # a start that takes what was kept reads none
+
     try:
         return _Table(file, "top level", tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:

@@ -1,6 +1,5 @@
 """MODEL.toml: one file for each model that a plugin knows by name. Unknown keys are errors that name file and key."""
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -40,6 +39,8 @@ def _read(package: str, folder: Path) -> ModelPreset:
 
 def parse_preset(name: str, text: str, origin: str) -> ModelPreset:
     """One MODEL.toml. Raises PluginError naming the key at fault."""
+    import tomllib  # a start that takes what was kept reads none
+
     try:
         content = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

@@ -5,7 +5,6 @@ broken plugin cannot keep the others from being asked.
 """
 
 import re
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter, time_ns
 from typing import Any
@@ -115,6 +114,8 @@ def _examine(
     except (Exception, SystemExit) as error:  # noqa: BLE001  third-party code may raise anything; it becomes the record's reason
         reason = f"{type(error).__name__}: {error}"
         if trace:
+            import traceback  # to trace one, and never otherwise
+
             trace(traceback.format_exc())
     elapsed = (perf_counter() - start) * 1000
     status: Status = "broken" if reason else "ok"

@@ -1,6 +1,5 @@
 """From layers of values to Settings: flag > environment > file > model preset > hardware default > built-in."""
 
-import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any
@@ -56,6 +55,10 @@ def with_defaults(settings: Settings, values: Mapping[str, object], source: Sour
 
 
 def _file(text: str, name: str, mistakes: list[str]) -> list[tuple[str, object, Source]]:
+    if not text:
+        return []
+    import tomllib  # when there is a file
+
     try:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

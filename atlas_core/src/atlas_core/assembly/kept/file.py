@@ -3,7 +3,7 @@
 import hashlib
 import os
 import stat
-import tempfile
+import threading
 from contextlib import suppress
 from pathlib import Path
 
@@ -41,13 +41,15 @@ def _ours(facts: os.stat_result) -> bool:
 def write(path: Path, content: bytes) -> None:
     """All of it or nothing. Raises OSError."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # readable by nobody else
+    part = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
+    part.unlink(missing_ok=True)  # of a process that had this number before
+    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(_MAGIC + hashlib.sha256(content).digest() + content)
-        Path(name).replace(path)
+        part.replace(path)
     except BaseException:
-        Path(name).unlink(missing_ok=True)
+        part.unlink(missing_ok=True)
         raise
     _tidy(path.parent, path.suffix)
 
