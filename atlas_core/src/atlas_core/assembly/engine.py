@@ -191,7 +191,6 @@ def build(
             ledger.progress(done, total, note)
 
         runner, limits, budget = _run_up(backend, plan, model, ledger, packed, ahead, progress, vocabulary.begin)
-        vocabulary.begin()  # if nothing was waited for, beside the step that comes now
         with ledger.phase("preflight"):
             preflight(runner, limits)
         with ledger.phase("vocabulary"):
@@ -320,7 +319,7 @@ def _run_up(
 ) -> tuple[Runner | EmbeddingRunner, Limits, Budget]:  # fmt: skip
     """Budget, weights and graphs. Where weights come by themselves, graphs are made meanwhile.
 
-    ``waits`` is called when there is nothing left to be done but to wait for a disk.
+    ``waits`` is called when there is nothing left to be done but to wait for weights.
     """
     stream = backend.create_stream()
     weights = Weights.of(plan, model)
@@ -355,6 +354,7 @@ def _run_up(
         if bucketed:
             budget = with_graphs(budget, max(0, before - backend.memory()[0]))
         if loading.beside:
+            waits()
             with ledger.phase("weights"):
                 loading.finish(progress)
     return runner, limits, budget

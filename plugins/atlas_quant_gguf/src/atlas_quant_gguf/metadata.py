@@ -30,6 +30,8 @@ _MAX_DEPTH = 4
 _BLOCK = 256 << 10  # bytes
 _FEW = 1024
 """So many strings of an array are decoded at once; of more each when it is asked for."""
+_USUAL = 64
+"""Bytes that hold a string, mostly: no more is looked at than so many strings may take."""
 _MOST_SINGLE = 1024
 _STRING, _ARRAY, _BOOL = 8, 9, 7
 _NUMBERS = {0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 10: "<u8", 11: "<i8", 12: "<f8"}
@@ -150,7 +152,7 @@ class _Cursor:
     def _short(self, most: int) -> npt.NDArray[np.int32]:
         """The lengths of short strings from here on, which are skipped; none where the next is not one of them."""
         try:
-            data = self._file.read(min(_BLOCK, self.size - self.position, _MAX_HEADER - self.position))
+            data = self._file.read(min(_BLOCK, most * _USUAL, self.size - self.position, _MAX_HEADER - self.position))
         except OSError:
             data = b""  # told where the string is read by itself
         lengths = short_lengths(data)[:most]

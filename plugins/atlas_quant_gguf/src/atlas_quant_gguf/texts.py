@@ -39,7 +39,7 @@ class Texts(Sequence[str]):
         longer = starts[self._sizes >= 256]
         for byte in range(1, PREFIX):
             text[longer - byte] = 0
-        text.tobytes().decode("utf-8")
+        str(text.data, "utf-8")
 
     def __len__(self) -> int:
         return len(self._sizes)
