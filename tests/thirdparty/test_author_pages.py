@@ -70,7 +70,9 @@ def test_the_example_needs_no_more_than_the_page_says():
         "atlas_core.model",
         "atlas_model_minimax",
     )
-    for path in EXAMPLE.glob("src/**/*.py"):
+    modules = list(EXAMPLE.glob("src/**/*.py"))
+    assert {path.stem for path in modules} >= {"plugin", "config", "weights", "loader"}
+    for path in modules:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("atlas"):
                 assert f"{node.module}.".startswith(tuple(f"{name}." for name in allowed)), f"{path}: {node.module}"
