@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping
 
+from msgspec.structs import replace
+
 from atlas_core.contracts.ops import OpImplementation, OpNeed
 from atlas_core.vocab.dtype import DType
 from atlas_nvidia.implementations.attention import GROUPS, Decode
@@ -19,6 +21,7 @@ from atlas_nvidia.implementations.linear import DEPTH, Streamed, streaming_bytes
 from atlas_nvidia.implementations.moe import STREAMED
 from atlas_nvidia.implementations.moe import Streamed as StreamedExperts
 from atlas_nvidia.implementations.route import NormRoute
+from atlas_nvidia.implementations.scaled import FORMATS, streamed
 
 DEPTHS = {8: 3, 16: 2}
 """GEMV_DEPTH of the instances of linear_gemv, by the tokens that they take (kernels/gb10/common/KERNEL.toml)."""
@@ -26,6 +29,8 @@ NORM_DEPTH = 2
 """GEMV_DEPTH of norm_qkv, norm_gate_up, norm_linears and norm_route, MOE_DEPTH of moe_gate_up and moe_down."""
 HEAD, DECODE_WARPS = 128, 4
 """Of the instances of paged_decode that a block has no room for otherwise: head size, and DECODE_WARPS."""
+SCALED_DEPTHS = (2, 3)
+"""SCALED_DEPTH of scaled_linear and scaled_gate_up, by format."""
 _SAVED = streaming_bytes(COLUMNS, DEPTH) - streaming_bytes(COLUMNS, NORM_DEPTH)
 
 
@@ -108,19 +113,23 @@ class ShallowNormLinears(NormLinears):
 
 def implementations() -> list[OpImplementation]:
     """What this machine does otherwise than the baseline."""
+    scaled = [replace(each, depth=depth) for each, depth in zip(FORMATS, SCALED_DEPTHS, strict=True)]
     return [
-        made
-        for element in ELEMENTS
-        for made in (
-            ShallowNormQkv(element),
-            ShallowNormQkvBias(element),
-            ShallowNormQkvHeads(element),
-            ShallowNormThenHeads(element),
-            ShallowNormGateUp(element),
-            ShallowNormRoute(element),
-            *(ShallowExperts(8, op, element) for op in STREAMED),
-            ShallowNormLinears(element),
-            *(ShallowDecode(group, element) for group in GROUPS[element][HEAD]),
-            *(ShallowStreamed(columns, residual, element) for columns in DEPTHS for residual in (False, True)),
-        )
+        *streamed(scaled),
+        *(
+            made
+            for element in ELEMENTS
+            for made in (
+                ShallowNormQkv(element),
+                ShallowNormQkvBias(element),
+                ShallowNormQkvHeads(element),
+                ShallowNormThenHeads(element),
+                ShallowNormGateUp(element),
+                ShallowNormRoute(element),
+                *(ShallowExperts(8, op, element) for op in STREAMED),
+                ShallowNormLinears(element),
+                *(ShallowDecode(group, element) for group in GROUPS[element][HEAD]),
+                *(ShallowStreamed(columns, residual, element) for columns in DEPTHS for residual in (False, True)),
+            )
+        ),
     ]

@@ -12,6 +12,7 @@ from atlas_nvidia.implementations import (
     route,
     rows,
     sampling,
+    scaled,
 )
 
 
@@ -19,5 +20,5 @@ def implementations() -> list[OpImplementation]:
     """All of them; no two of one op accept one need with one rank."""
     return [
         *rows.ALL, *linear.ALL, *attention.ALL, *fused.ALL, *heads.ALL, *linear_attention.ALL, *delta.ALL, *moe.ALL, *route.ALL,
-        *sampling.ALL,
+        *sampling.ALL, *scaled.ALL,
     ]  # fmt: skip

@@ -66,13 +66,17 @@ class Linear(Implementation):
         """See Implementation."""
         reasons = [
             *not_fast(need, self.element), *other_type(need, self.element, "x"), *ragged(need, "x"), *unbounded(need, "x"),
-            *not_stored(need, "weight", self.element.value),
+            *self.unread(need),
         ]  # fmt: skip
         if self.residual:
             reasons += other_type(need, DType.F32, "residual", "y")
         elif need.operands["y"].dtype not in (self.element, DType.F32):
             reasons.append(f"y is {need.operands['y'].dtype.value}, neither {self.element.value} nor f32")
         return reasons
+
+    def unread(self, need: OpNeed) -> list[str]:
+        """Why the weight cannot be read as it is stored; no reason when it can."""
+        return not_stored(need, "weight", self.element.value)
 
     def arguments(self, need: OpNeed, context: BindContext, *own: Arg) -> list[Arg]:
         """In the order that both kernels share, with what is a kernel's own before the last."""

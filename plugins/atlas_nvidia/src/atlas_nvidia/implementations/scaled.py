@@ -1,0 +1,211 @@
+"""Products with FP8 and NVFP4 weights, which are read as they are stored: numbers become the element type in registers."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from msgspec import Struct
+
+from atlas_core.contracts.backend import Launch
+from atlas_core.contracts.ops import BindContext, OpImplementation, OpNeed, Packed
+from atlas_core.vocab.dtype import DType
+from atlas_core.vocab.kernel import Geometry, f32, i32, ptr
+from atlas_core.vocab.layout import StorageLayout
+from atlas_core.vocab.verdict import Verdict
+from atlas_nvidia import packing
+from atlas_nvidia.implementations.base import (
+    ELEMENTS,
+    Implementation,
+    addresses,
+    no_vector,
+    not_fast,
+    not_stored,
+    other_type,
+    ragged,
+    shared_limit,
+    unbounded,
+    vector_type,
+)
+from atlas_nvidia.implementations.linear import Linear, shared_out
+from atlas_nvidia.packing import CHUNK, CHUNK_BYTES, E4M3_UNITS, NVFP4_UNITS, PACKINGS, UNIT
+
+COLUMNS, ROWS, THREADS, WARPS = 8, 16, 256, 8
+"""Tokens of the streaming kernels, weight rows of a tile, threads and warps of a block (scaled_gemv.cuh)."""
+TILE, STAGES = 128, {64: 3, 128: 2}
+"""Weight rows of a tile of scaled_gemm, and GEMM_STAGES by its tokens."""
+
+
+class Format(Struct, frozen=True):
+    """What the modules of one packing are called, and SCALED_DEPTH of its streaming kernels."""
+
+    packing: str
+    suffix: str
+    depth: int
+
+    @property
+    def layouts(self) -> list[str]:
+        """Storage layouts that are packed so."""
+        return [layout for layout, name in PACKINGS.items() if name == self.packing]
+
+    @property
+    def ring(self) -> int:
+        """Bytes of a streaming kernel's shared memory without its columns."""
+        slot = 2 * CHUNK_BYTES[self.packing] + 16
+        return WARPS * self.depth * slot + 2 * WARPS * ROWS * COLUMNS * 4
+
+
+FORMATS = (Format(E4M3_UNITS, "", 6), Format(NVFP4_UNITS, "_nvfp4", 8))
+
+
+class Scaled(Implementation):
+    """``matrices`` are the weights, all of one packing."""
+
+    matrices: tuple[str, ...] = ("weight",)
+    format: Format
+
+    def unread(self, need: OpNeed) -> list[str]:
+        """Why they cannot be read as they are stored."""
+        return [reason for name in self.matrices for reason in not_stored(need, name, *self.format.layouts)]
+
+    def packings(self, need: OpNeed) -> Mapping[str, Packed]:
+        """See OpImplementation."""
+        found = {}
+        for name in self.matrices:
+            spec = need.operands[name]
+            if spec.layout is not None and spec.layout.name in self.format.layouts:
+                found[name] = packing.packed(spec.layout, spec.shape)
+        return found
+
+    def pack(
+        self, packing_: str, layout: StorageLayout, shape: tuple[int, ...], data: bytes | memoryview
+    ) -> bytes | np.ndarray:
+        """See OpImplementation."""
+        return packing.pack(packing_, layout, shape, data)
+
+
+class ScaledLinear(Scaled, Linear):
+    """Both ops, as Linear."""
+
+    def __init__(self, residual: bool, variant: str, module: str, format_: Format, element: DType) -> None:
+        self.format = format_
+        Linear.__init__(self, residual, f"{variant}{format_.suffix}", f"{module}{format_.suffix}", element)
+
+
+class Streamed(ScaledLinear):
+    """Up to 8 tokens: bound by the speed at which weights arrive."""
+
+    entry, rank = "scaled_linear", 90
+
+    def __init__(self, residual: bool, format_: Format, element: DType) -> None:
+        super().__init__(residual, "scaled", "scaled_linear", format_, element)
+
+    def refusals(self, need: OpNeed) -> list[str]:
+        """See Implementation."""
+        reasons, tokens = super().refusals(need), need.operands["x"].shape[0]
+        if tokens > COLUMNS:
+            reasons.append(f"it takes at most {COLUMNS} tokens, not {tokens}")
+        elif self._shared(need) > shared_limit(need):
+            reasons.append(
+                f"it needs {self._shared(need)} bytes of shared memory, and {need.arch} has {shared_limit(need)}"
+            )
+        return reasons
+
+    def bind(self, need: OpNeed, context: BindContext) -> Sequence[Launch]:
+        """See OpImplementation."""
+        tiles = -(-need.operands["weight"].shape[0] // ROWS)
+        geometry = Geometry((min(tiles, context.workers), 1, 1), (THREADS, 1, 1), self._shared(need))
+        return self.launch(context, geometry, self.arguments(need, context, i32(need.operands["x"].shape[0])))
+
+    def _shared(self, need: OpNeed) -> int:
+        return self.format.ring + WARPS * self.format.depth * 2 * CHUNK * need.operands["x"].shape[0]
+
+
+class Tiled(ScaledLinear):
+    """Any number of tokens, ``edge`` of them and 128 weight rows a tile; clusters share out the summed dimension of few tiles."""
+
+    entry = "scaled_gemm"
+
+    def __init__(self, edge: int, residual: bool, format_: Format, element: DType) -> None:
+        self.edge = edge
+        module = "scaled_gemm" if edge == 64 else f"scaled_gemm_{edge}"
+        super().__init__(residual, f"scaled_gemm_{edge}", module, format_, element)
+
+    def supports(self, need: OpNeed) -> Verdict:
+        """See OpImplementation. The rank depends on the number of tokens."""
+        verdict = super().supports(need)
+        if not verdict.ok or self.edge == 64:
+            return verdict
+        return Verdict.yes(20 if need.operands["x"].shape[0] >= 256 else 5)
+
+    def bind(self, need: OpNeed, context: BindContext) -> Sequence[Launch]:
+        """See OpImplementation."""
+        tokens, (rows, width) = need.operands["x"].shape[0], need.operands["weight"].shape
+        across, down = -(-tokens // self.edge), -(-rows // TILE)
+        splits = shared_out(across * down, -(-width // 64), context.workers)
+        stage = self.edge * 2 * CHUNK + TILE // UNIT * (CHUNK_BYTES[self.format.packing] + 4)
+        # Tokens vary fastest, so that blocks that run together share weights in the L2 cache.
+        geometry = Geometry((across, down, splits), (2 * self.edge, 1, 1), STAGES[self.edge] * stage)
+        return self.launch(context, geometry, self.arguments(need, context), cluster=(1, 1, splits))
+
+
+class NormGateUp(Scaled):
+    """A norm of the residual stream, gate, up and SwiGLU, for up to 8 tokens; a tile is 8 rows of each matrix."""
+
+    op, entry, rank = "norm_gate_up_silu", "scaled_gate_up", 50
+    matrices = ("gate_weight", "up_weight")
+
+    def __init__(self, format_: Format, element: DType) -> None:
+        self.format = format_
+        self.name, self.module = f"{self.op}_scaled{format_.suffix}", f"{self.entry}{format_.suffix}"
+        super().__init__(element)
+
+    def refusals(self, need: OpNeed) -> list[str]:
+        """See Implementation."""
+        tokens, width = need.operands["x"].shape
+        reasons = [
+            *not_fast(need, self.element), *other_type(need, DType.F32, "x"), *no_vector(need, "norm_weight"), *unbounded(need, "x"),
+            *self.unread(need), *other_type(need, self.element, "y"), *ragged(need, "y"),
+        ]  # fmt: skip
+        if width % CHUNK:
+            reasons.append(f"rows of x have {width} elements, which is no multiple of {CHUNK}")
+        if tokens > COLUMNS:
+            reasons.append(f"it takes at most {COLUMNS} tokens, not {tokens}")
+        elif self._shared(need) > shared_limit(need):
+            reasons.append(f"{tokens} rows of {width} do not fit into the shared memory of {need.arch}")
+        return reasons
+
+    def bind(self, need: OpNeed, context: BindContext) -> Sequence[Launch]:
+        """See OpImplementation."""
+        tokens, width = need.operands["x"].shape
+        rows = need.operands["y"].shape[1]
+        args = [
+            ptr(context.counts), *addresses(context, "x", "norm_weight", "gate_weight", "up_weight", "y"), i32(rows), i32(width),
+            i32(tokens), f32(need.attrs["eps"]), vector_type(need, "norm_weight"),
+        ]  # fmt: skip
+        geometry = Geometry((min(rows // UNIT, context.workers), 1, 1), (THREADS, 1, 1), self._shared(need))
+        return self.launch(context, geometry, args)
+
+    def _shared(self, need: OpNeed) -> int:
+        tokens, width = need.operands["x"].shape
+        return self.format.ring + 2 * tokens * (width + 32) + 4 * width + 4 * WARPS * COLUMNS
+
+
+def streamed(formats: Sequence[Format]) -> list[OpImplementation]:
+    """For few tokens, with rings as deep as ``formats`` have them."""
+    return [
+        made
+        for element in ELEMENTS
+        for each in formats
+        for made in (Streamed(False, each, element), Streamed(True, each, element), NormGateUp(each, element))
+    ]
+
+
+ALL: tuple[OpImplementation, ...] = (
+    *streamed(FORMATS),
+    *(
+        Tiled(edge, residual, each, element)
+        for element in ELEMENTS
+        for each in FORMATS
+        for residual in (False, True)
+        for edge in STAGES
+    ),
+)

@@ -1,0 +1,220 @@
+// gemv.cuh for weights of scaled_weights.cuh: products with up to 8 columns (tokens), bound by the speed at which weights
+// arrive. A tile is two units; the warps of a block share out its chunks in 8 runs, each keeping SCALED_DEPTH of them in
+// flight over the borders of tiles.
+#pragma once
+#include "gemv.cuh"
+#include "scaled_weights.cuh"
+
+#ifndef SCALED_DEPTH
+#define SCALED_DEPTH 6
+#endif
+
+namespace atlas {
+
+constexpr int SCALED_SLOT = 2 * PIECE_BYTES + 16;  // both pieces of a chunk, then the scales of both
+constexpr int SCALED_RING = GEMV_WARPS * SCALED_DEPTH * SCALED_SLOT;
+constexpr int SCALED_COLUMNS = 8;
+
+// Bytes of shared memory of scaled_gemv itself: the ring, then the sums of the warps, two tiles deep. Columns come behind.
+__host__ __device__ constexpr int scaled_shared() {
+    return SCALED_RING + 2 * GEMV_WARPS * TILE_ROWS * SCALED_COLUMNS * static_cast<int>(sizeof(float));
+}
+
+__device__ inline void copy_word(uint32_t target, const void* source) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(target), "l"(source) : "memory");
+}
+
+struct ChunkCursor {
+    int tile, chunk, first, left, rounds;
+
+    __device__ ChunkCursor(int chunks) : tile(blockIdx.x) {
+        rounds = (chunks + GEMV_WARPS - 1) / GEMV_WARPS;
+        chunk = first = threadIdx.x / WARP * rounds;
+        left = rounds;
+    }
+    __device__ bool advance() {
+        ++chunk;
+        if (--left != 0) return false;
+        tile += gridDim.x;
+        chunk = first;
+        left = rounds;
+        return true;
+    }
+};
+
+// Columns that come with the chunks that they meet, 256 bytes each in 16 pieces, of which neighbouring columns have the
+// same one in different banks.
+struct StreamedChunks {
+    const uint16_t* x;
+    unsigned char* buffer;  // [GEMV_WARPS][SCALED_DEPTH][capacity][256]
+    int width, capacity;
+    int live = 0;
+    static constexpr bool STREAMED = true;
+
+    __device__ uint32_t row(int slot, int column) const {
+        return shared_address(buffer) + ((threadIdx.x / WARP * SCALED_DEPTH + slot) * capacity + column) * 256;
+    }
+    __device__ void fetch(int slot, int chunk) const {
+        const int lane = threadIdx.x % WARP, column = lane / 4;
+        if (column >= live) return;
+        const uint16_t* from = x + static_cast<int64_t>(column) * width;
+        const uint32_t to = row(slot, column);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const int piece = lane % 4 + 4 * i, k = chunk * SCALED_CHUNK + 8 * piece;
+            copy_async(to + (piece ^ (column & 7)) * 16, from + (k < width ? k : 0), k < width);
+        }
+    }
+    // Of two steps, 2 i and 2 i + 1, what the right operand has. Columns without a token mean nothing.
+    __device__ void read(int slot, int, int i, uint32_t (&b)[4]) const {
+        const int lane = threadIdx.x % WARP, column = min(lane % 8, capacity - 1);
+        load_matrix(b, row(slot, column) + ((4 * i + lane / 8) ^ (column & 7)) * 16);
+    }
+};
+
+// Those of a norm, which all lie in shared memory; their width is a multiple of a chunk.
+struct NormChunks : NormColumns {
+    int capacity;
+
+    __device__ void fetch(int, int) const {}
+    using NormColumns::fetch;
+    __device__ void read(int, int chunk, int i, uint32_t (&b)[4]) const {
+        const int lane = threadIdx.x % WARP, column = min(lane % 8, capacity - 1);
+        const int within = min(chunk * SCALED_CHUNK, width - SCALED_CHUNK);
+        load_matrix(b, shared_address(values + column * norm_stride(width) + within) + (4 * i + lane / 8) * 16);
+    }
+};
+
+__device__ inline NormChunks norm_chunks(unsigned char* shared, int width, int capacity) {
+    NormChunks n;
+    n.width = width;
+    n.capacity = capacity;
+    n.values = reinterpret_cast<uint16_t*>(shared + scaled_shared());
+    n.weight = reinterpret_cast<float*>(n.values + capacity * norm_stride(width));
+    n.partial = n.weight + width;
+    return n;
+}
+
+// Units: (tile, half) → Unit, rows 0 to 7 and 8 to 15 of a tile. The others are those of gemv.
+template <class Units, class Begin, class Columns, class Ahead, class Store>
+__device__ inline void scaled_gemv(int tiles, int chunks, unsigned char* shared, Units units, Begin begin,
+                                   Columns& columns, Ahead ahead, Store store) {
+    constexpr int COLUMNS = SCALED_COLUMNS;
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, group = lane / 4;
+    unsigned char* ring = shared + warp * SCALED_DEPTH * SCALED_SLOT;
+    const uint32_t ring_address = shared_address(ring);
+    float* sums = reinterpret_cast<float*>(shared + SCALED_RING);
+
+    ChunkCursor weights(chunks), inputs(chunks), now(chunks);
+    Unit source[2];
+    auto enter = [&](int tile) {
+        if (tile >= tiles) return;
+        source[0] = units(tile, 0);
+        source[1] = units(tile, 1);
+    };
+    enter(weights.tile);
+    auto fetch_weights = [&](int slot) {
+        if (weights.tile >= tiles) return;
+        const uint32_t to = ring_address + slot * SCALED_SLOT;
+        const bool there = weights.chunk < chunks;  // else a chunk of zeros, so that all warps meet at the end of a tile
+        const int chunk = there ? weights.chunk : 0;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const unsigned char* from = source[half].pieces + static_cast<int64_t>(chunk) * PIECE_BYTES;
+#pragma unroll
+            for (int at = 0; at < CODE_BYTES; at += 512) {
+                copy_weights(to + half * PIECE_BYTES + at + lane * 16, from + at + lane * 16, there);
+            }
+            if (CHUNKS_SCALED) {
+                if (lane == 0) copy_word(to + 2 * PIECE_BYTES + half * 4, source[half].of_chunks + chunk);
+            } else if (lane < 4) {
+                copy_weights(to + half * PIECE_BYTES + CODE_BYTES + lane * 16, from + CODE_BYTES + lane * 16, there);
+            }
+        }
+        if (weights.advance()) enter(weights.tile);
+    };
+    auto fetch_columns = [&](int slot) {
+        if constexpr (Columns::STREAMED) {
+            if (inputs.tile >= tiles) return;
+            columns.fetch(slot, inputs.chunk);
+            inputs.advance();
+        }
+    };
+    for (int d = 0; d < SCALED_DEPTH; ++d) fetch_weights(d);
+    begin();
+    for (int d = 0; d < SCALED_DEPTH; ++d) {
+        fetch_columns(d);
+        commit_copies();
+    }
+
+    const int store_row = threadIdx.x % 8, store_column = threadIdx.x / 8;
+    float by_row[2];
+    auto found = ahead(now.tile, store_row, store_column);
+    auto look = [&](int tile) {
+        if (tile >= tiles) return;
+        by_row[0] = units(tile, 0).of_rows[group];
+        by_row[1] = units(tile, 1).of_rows[group];
+    };
+    look(now.tile);
+    float acc[4] = {};
+    int buffer = 0, slot = 0;
+    while (now.tile < tiles) {
+        wait_copies<SCALED_DEPTH - 1>();
+        __syncwarp();
+        const unsigned char* piece = ring + slot * SCALED_SLOT;
+        Numbers upper, lower;
+        upper.load(piece, lane);
+        lower.load(piece + PIECE_BYTES, lane);
+        float part[4] = {};
+        float(&into)[4] = CHUNKS_SCALED ? part : acc;
+#pragma unroll
+        for (int i = 0; i < SCALED_STEPS / 2; ++i) {
+            uint32_t b[4];
+            columns.read(slot, now.chunk, i, b);
+#pragma unroll
+            for (int s = 0; s < 2; ++s) {
+                uint32_t u0, u1, l0, l1;
+                upper.step(2 * i + s, u0, u1);
+                lower.step(2 * i + s, l0, l1);
+                mma(into, u0, l0, u1, l1, b[2 * s], b[2 * s + 1]);
+            }
+        }
+        if (CHUNKS_SCALED) {
+            const float2 by = *reinterpret_cast<const float2*>(piece + 2 * PIECE_BYTES);
+            acc[0] += part[0] * by.x;
+            acc[1] += part[1] * by.x;
+            acc[2] += part[2] * by.y;
+            acc[3] += part[3] * by.y;
+        }
+        __syncwarp();  // all have read what the next copies replace
+        fetch_weights(slot);
+        fetch_columns(slot);
+        commit_copies();
+        slot = slot + 1 == SCALED_DEPTH ? 0 : slot + 1;
+        const int tile = now.tile;
+        if (!now.advance()) continue;
+        float* mine = sums + (buffer * GEMV_WARPS + warp) * TILE_ROWS * COLUMNS;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            mine[(2 * (lane % 4) + (i & 1)) * TILE_ROWS + group + 8 * (i >> 1)] = acc[i] * by_row[i >> 1];
+            acc[i] = 0.0f;
+        }
+        look(now.tile);
+        __syncthreads();
+        const float* all = sums + buffer * GEMV_WARPS * TILE_ROWS * COLUMNS;
+        if (store_column < COLUMNS) {
+            float a = 0.0f, b = 0.0f;
+#pragma unroll
+            for (int other = 0; other < GEMV_WARPS; ++other) {
+                a += all[(other * COLUMNS + store_column) * TILE_ROWS + store_row];
+                b += all[(other * COLUMNS + store_column) * TILE_ROWS + store_row + 8];
+            }
+            store(tile, store_row, store_column, a, b, found);
+            if (now.tile < tiles) found = ahead(now.tile, store_row, store_column);
+        }
+        buffer ^= 1;
+    }
+    wait_copies<0>();
+}
+
+}  // namespace atlas
