@@ -37,6 +37,7 @@ from atlas_core.model.builder import StepLayout, record
 from atlas_core.model.matching import Pattern
 from atlas_core.model.planner import Bucket, Choices, Context, PlannedSegment, Step, plan
 from atlas_core.ops.primitives import PRIMITIVES
+from atlas_core.ops.scaled import E4M3_TILE, NVFP4
 from atlas_core.ops.step import SlotLayout, Word
 from atlas_core.runtime.bound import StepMemory, bind_step
 from atlas_core.runtime.loader import weight_copies
@@ -63,6 +64,8 @@ AGREE = 0.1
 Rounding alone makes up to 0.055 in 40 layers of a hybrid mixture (docs/measured-facts.md). A state that is lost, or one that is
 another sequence's, is worth 0.3 and more.
 """
+STORED = {"bf16": plain(DType.BF16), "fp8": E4M3_TILE, "nvfp4": NVFP4}
+"""How the matrices of layers may be stored."""
 _ROOTS = {"hopper": "atlas_plugin_hopper"}
 IMPLEMENTATIONS = list({i.name: i for i in (*baseline.implementations(), *hopper.implementations())}.values())
 """What the machine inherits, and its own; a name that is taken replaces its elder, as the assembly has it."""
@@ -89,8 +92,9 @@ class Bench:
     """Plans, memory and captured steps of one model on one GPU."""
 
     def __init__(
-        self, config: Mapping[str, Any], hardware: str, arch: str, batch: int, context: int, piece: int = PREFILL
-    ) -> None:
+        self, config: Mapping[str, Any], hardware: str, arch: str, batch: int, context: int, piece: int = PREFILL,
+        stored: str = "bf16",
+    ) -> None:  # fmt: skip
         tree, places = scan([KernelRoot("atlas_nvidia"), KernelRoot(_ROOTS[hardware])])
         self.backend = open_backend(KernelLibrary(tree, places, Target(hardware, arch)))
         self.batch, self.piece = batch, piece
@@ -103,7 +107,12 @@ class Bench:
         self.slots = SlotLayout(batch, (blocks,), 64)
         layout = StepLayout(self.slots, PAGE_TOKENS, DType.BF16, batch)
         self.program = record(loader, self.spec, layout)
-        weights = {value.name: plain(DType.BF16) for value in self.program.weights()}
+        weights = {
+            value.name: STORED[stored]
+            if len(value.shape) > 1 and value.name.startswith("layers.")
+            else plain(DType.BF16)
+            for value in self.program.weights()
+        }
         patterns = [Pattern.of(fused, PRIMITIVES) for fused in (*fused_ops(), *fused_of_hopper())]
         context_ = Context(arch, "fast", DType.BF16, weights, IMPLEMENTATIONS, patterns)
         updates = blocks + 32
@@ -442,6 +451,7 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=0, help="read a prompt of so many tokens as well")
     parser.add_argument("--piece", type=int, default=PREFILL, help="tokens of a prompt's step")
     parser.add_argument("--prefill-nodes", action="store_true", help="time the nodes of a prompt as well")
+    parser.add_argument("--stored", default="bf16", choices=STORED, help="how matrices of layers are stored")
     options = parser.parse_args()
     began = time.perf_counter()
     bench = Bench(
@@ -451,6 +461,7 @@ def main() -> None:
         options.batch,
         max(options.context, options.prompt),
         options.piece,
+        options.stored,
     )
     weights = sum(buffer.nbytes for buffer in bench.memory.weights.values())
     print(

@@ -1,3 +1,4 @@
+import json
 import time
 
 import ml_dtypes
@@ -8,6 +9,7 @@ from atlas_core.contracts.model import ExpertStack, NameMap, WeightSource
 from atlas_core.loading.accounting import WeightStore
 from atlas_core.loading.drawing import draw
 from atlas_core.loading.dummy import DummyCheckpoint
+from atlas_core.loading.scaled_format import ScaledFormat
 from atlas_core.testing.host import HostBackend, HostKernels
 from atlas_core.vocab.errors import CheckpointError, DeviceError
 
@@ -144,3 +146,42 @@ def test_what_is_not_there(folder):
         checkpoint.tokenizer()
     with pytest.raises(CheckpointError, match="asks for other"):
         DummyCheckpoint(folder, NAMES, {"other": (1,)})
+
+
+STATEMENTS = {
+    "e4m3_tile": {"quant_method": "fp8", "weight_block_size": [128, 128], "modules_to_not_convert": ["lm_head", "a.router"]},
+    "e4m3_row": {
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "float"}}},
+        "ignore": ["lm_head", "re:a.rout.*"],
+    },
+    "nvfp4": {
+        "config_groups": {"group_0": {"targets": ["a.*"], "weights": {"num_bits": 4, "type": "float", "group_size": 16}}},
+        "ignore": ["a.router"],
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", STATEMENTS)
+def test_what_a_config_states_is_how_they_are_stored(tmp_path, layout):
+    """Of the same deviation, row for row the same however they are read, and never on the device alone."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "toy", "quantization_config": STATEMENTS[layout]}))
+    names = NameMap({name: WeightSource((f"{name}.weight",)) for name in ("lm_head", "a.q", "a.router", "a.norm")})
+    shapes = dict.fromkeys(names.weights, (3000, 512)) | {"a.norm": (4000,)}
+    checkpoint = DummyCheckpoint(tmp_path, names, shapes)
+    layouts = {name: info.layout for name, info in checkpoint.tensors.items()}
+    assert layouts == {
+        "lm_head.weight": "bf16",
+        "a.router.weight": "bf16",
+        "a.norm.weight": "bf16",
+        "a.q.weight": layout,
+    }
+    info = checkpoint.tensors["a.q.weight"]
+    assert checkpoint.stretches("a.q.weight") is None
+    data = checkpoint.read("a.q.weight")
+    assert len(data) == info.nbytes == checkpoint.layout(layout).nbytes(info.shape)
+    found = ScaledFormat().decode(layout, data, info.shape).astype(np.float64)
+    assert abs(found.mean()) < 0.003 / 512**0.5
+    assert found.std() == pytest.approx(512**-0.5, rel=0.02)
+    each = info.nbytes // 3000
+    parts = bytes(checkpoint.read("a.q.weight", [(8, 40), (2990, 3000)]))
+    assert parts == bytes(data)[8 * each : 40 * each] + bytes(data)[2990 * each :]

@@ -22,6 +22,7 @@ from atlas_nvidia.implementations.moe import STREAMED
 from atlas_nvidia.implementations.moe import Streamed as StreamedExperts
 from atlas_nvidia.implementations.route import NormRoute
 from atlas_nvidia.implementations.scaled import FORMATS, streamed
+from atlas_nvidia.implementations.scaled_fused import normed
 
 DEPTHS = {8: 3, 16: 2}
 """GEMV_DEPTH of the instances of linear_gemv, by the tokens that they take (kernels/gb10/common/KERNEL.toml)."""
@@ -30,7 +31,7 @@ NORM_DEPTH = 2
 HEAD, DECODE_WARPS = 128, 4
 """Of the instances of paged_decode that a block has no room for otherwise: head size, and DECODE_WARPS."""
 SCALED_DEPTHS = (2, 3)
-"""SCALED_DEPTH of scaled_linear and scaled_gate_up, by format."""
+"""SCALED_DEPTH of the streaming kernels, by format."""
 _SAVED = streaming_bytes(COLUMNS, DEPTH) - streaming_bytes(COLUMNS, NORM_DEPTH)
 
 
@@ -116,6 +117,7 @@ def implementations() -> list[OpImplementation]:
     scaled = [replace(each, depth=depth) for each, depth in zip(FORMATS, SCALED_DEPTHS, strict=True)]
     return [
         *streamed(scaled),
+        *normed(scaled),
         *(
             made
             for element in ELEMENTS

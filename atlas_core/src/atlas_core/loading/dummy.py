@@ -1,6 +1,7 @@
 """Random weights in place of a checkpoint's (``--load-format dummy``): same shapes, same bytes to move, no download."""
 
 from collections.abc import Mapping, Sequence
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,9 @@ from atlas_core.contracts.model import NameMap, WeightSource
 from atlas_core.loading.accounting import sources_by_tensor
 from atlas_core.loading.directory import ModelDirectory
 from atlas_core.loading.drawn import Stretch, deviation, pool, stretches, vector
+from atlas_core.loading.stated import StatedLayouts, made_up
 from atlas_core.ops.arrays import numpy_dtype
+from atlas_core.ops.scaled import LAYOUTS
 from atlas_core.vocab.dtype import DType
 from atlas_core.vocab.errors import CheckpointError
 from atlas_core.vocab.layout import StorageLayout, plain
@@ -20,7 +23,8 @@ _LAYOUT = plain(DType.BF16)
 
 
 class DummyCheckpoint:
-    """bfloat16 weights as ``loading.drawn`` makes them up. Good for measuring speed, and for comparing ways of computing.
+    """bfloat16 weights as ``loading.drawn`` makes them up, FP8 and NVFP4 ones where config.json states them. Good for measuring speed,
+    and for comparing ways of computing.
 
     Every tensor is a function of (seed, its name): reads of parts, in any order, agree. See contracts.checkpoint.Checkpoint.
     """
@@ -42,8 +46,9 @@ class DummyCheckpoint:
         self._seed = seed
         wanted = _wanted(names, shapes)
         users = sources_by_tensor(wanted)
+        stated = StatedLayouts(directory.quantization)
         self.tensors: Mapping[str, TensorInfo] = {
-            stored: _tensor(stored, [wanted[user] for user in found], shapes[found[0]])
+            stored: _tensor(stored, [wanted[user] for user in found], shapes[found[0]], stated)
             for stored, found in users.items()
         }
         tied = {names.weights[name].tied_to for name in shapes}
@@ -56,10 +61,11 @@ class DummyCheckpoint:
                 self._spreads[tensor] = deviation(user, shapes[user], tied=user in tied)
 
     def layout(self, name: str) -> StorageLayout:
-        """bfloat16, the only one. Raises CheckpointError for another."""
-        if name != _LAYOUT.name:
-            raise CheckpointError(f"dummy weights have no layout {name!r}", f"they are {_LAYOUT.name}")
-        return _LAYOUT
+        """bfloat16, or one of LAYOUTS. Raises CheckpointError for another."""
+        known = {layout.name: layout for layout in (_LAYOUT, *LAYOUTS)}
+        if name not in known:
+            raise CheckpointError(f"dummy weights have no layout {name!r}", f"they are {', '.join(known)}")
+        return known[name]
 
     def read(self, name: str, rows: Sequence[tuple[int, int]] | None = None) -> memoryview:
         """See contracts.checkpoint.Checkpoint.read."""
@@ -69,6 +75,10 @@ class DummyCheckpoint:
         ranges = [(0, count)] if rows is None else list(rows)
         if any(not 0 <= start <= end <= count for start, end in ranges):
             raise CheckpointError(f"the dummy tensor {name} has {count} rows", f"rows {ranges} were asked for")
+        layout = self.layout(self.tensors[name].layout)
+        if layout != _LAYOUT:
+            found = [(each.start, each.count) for each in self._stretches(name, ranges)]
+            return made_up(layout, self.tensors[name].shape[-1], self._spreads[name], found).data
         drawn = self.stretches(name, ranges)
         if drawn is not None:
             parts = [pool(stretch.deviation)[stretch.start :][: stretch.count] for stretch in drawn]
@@ -82,15 +92,16 @@ class DummyCheckpoint:
 
     def stretches(self, name: str, rows: Sequence[tuple[int, int]] | None = None) -> list[Stretch] | None:
         """See loading.drawn.Drawing."""
-        spread = self._spreads.get(name)
-        if spread is None:
+        if name not in self._spreads or self.tensors[name].layout != _LAYOUT.name:
             return None
-        count = self._rows(name)
-        width = self.tensors[name].nbytes // _LAYOUT.block_bytes // max(count, 1)
+        return self._stretches(name, [(0, self._rows(name))] if rows is None else rows)
+
+    def _stretches(self, name: str, rows: Sequence[tuple[int, int]]) -> list[Stretch]:
+        width = prod(self.tensors[name].shape[1:])
         return [
             stretch
-            for start, end in ([(0, count)] if rows is None else rows)
-            for stretch in stretches(self._seed, name, spread, start * width, (end - start) * width)
+            for start, end in rows
+            for stretch in stretches(self._seed, name, self._spreads[name], start * width, (end - start) * width)
         ]
 
     def tokenizer(self) -> TokenizerSource:
@@ -117,7 +128,9 @@ def _wanted(names: NameMap, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, 
     return {name: names.weights[name] for name in shapes if names.weights[name].tied_to is None}
 
 
-def _tensor(stored: str, users: Sequence[WeightSource], shape: tuple[int, ...]) -> TensorInfo:
+def _tensor(
+    stored: str, users: Sequence[WeightSource], shape: tuple[int, ...], stated: StatedLayouts
+) -> TensorInfo:  # fmt: skip
     """``shape`` is that of the first of its users."""
     if not users[0].names:
         shape = shape[1:]  # one expert of a stack
@@ -125,4 +138,5 @@ def _tensor(stored: str, users: Sequence[WeightSource], shape: tuple[int, ...]) 
     lengths = [1 + max(user.row_order) for user in users if user.row_order is not None]
     if lengths:
         shape = (max(lengths), *shape[1:])
-    return TensorInfo(stored, shape, _LAYOUT.name, _LAYOUT.nbytes(shape))
+    layout = stated.of(stored, shape) or _LAYOUT
+    return TensorInfo(stored, shape, layout.name, layout.nbytes(shape))

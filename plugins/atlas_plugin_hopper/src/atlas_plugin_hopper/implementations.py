@@ -12,6 +12,7 @@ from atlas_plugin_hopper.prefill import TILES, WarpgroupPrefill
 from atlas_plugin_hopper.prompt_chains import prompt_chains
 from atlas_plugin_hopper.prompt_layers import layers
 from atlas_plugin_hopper.prompts import products
+from atlas_plugin_hopper.scaled import scaled
 from atlas_plugin_hopper.shared_expert import SharedBeside
 from atlas_plugin_hopper.skinny import skinny
 from atlas_plugin_hopper.skinny_chains import skinny_chains
@@ -23,4 +24,5 @@ def implementations() -> list[OpImplementation]:
     experts = [SortedByEngine(op, element) for element in ELEMENTS for op in SORTED]
     shared = [SharedBeside(element) for element in ELEMENTS]
     chained = [*skinny_chains(), *chains(), *moe_chains(), *hybrids()]
-    return [*attention, *products(), *layers(), *prompt_chains(), *experts, *shared, *skinny(), *chained, *heads()]
+    products_ = [*products(), *scaled()]
+    return [*attention, *products_, *layers(), *prompt_chains(), *experts, *shared, *skinny(), *chained, *heads()]

@@ -13,6 +13,7 @@ from atlas_nvidia.implementations import (
     rows,
     sampling,
     scaled,
+    scaled_fused,
 )
 
 
@@ -20,5 +21,5 @@ def implementations() -> list[OpImplementation]:
     """All of them; no two of one op accept one need with one rank."""
     return [
         *rows.ALL, *linear.ALL, *attention.ALL, *fused.ALL, *heads.ALL, *linear_attention.ALL, *delta.ALL, *moe.ALL, *route.ALL,
-        *sampling.ALL, *scaled.ALL,
+        *sampling.ALL, *scaled.ALL, *scaled_fused.ALL,
     ]  # fmt: skip

@@ -8,22 +8,15 @@ from msgspec import Struct
 from atlas_core.contracts.backend import Launch
 from atlas_core.contracts.ops import BindContext, OpImplementation, OpNeed, Packed
 from atlas_core.vocab.dtype import DType
-from atlas_core.vocab.kernel import Geometry, f32, i32, ptr
+from atlas_core.vocab.kernel import Geometry, i32
 from atlas_core.vocab.layout import StorageLayout
 from atlas_core.vocab.verdict import Verdict
 from atlas_nvidia import packing
 from atlas_nvidia.implementations.base import (
     ELEMENTS,
     Implementation,
-    addresses,
-    no_vector,
-    not_fast,
     not_stored,
-    other_type,
-    ragged,
     shared_limit,
-    unbounded,
-    vector_type,
 )
 from atlas_nvidia.implementations.linear import Linear, shared_out
 from atlas_nvidia.packing import CHUNK, CHUNK_BYTES, E4M3_UNITS, NVFP4_UNITS, PACKINGS, UNIT
@@ -147,56 +140,9 @@ class Tiled(ScaledLinear):
         return self.launch(context, geometry, self.arguments(need, context), cluster=(1, 1, splits))
 
 
-class NormGateUp(Scaled):
-    """A norm of the residual stream, gate, up and SwiGLU, for up to 8 tokens; a tile is 8 rows of each matrix."""
-
-    op, entry, rank = "norm_gate_up_silu", "scaled_gate_up", 50
-    matrices = ("gate_weight", "up_weight")
-
-    def __init__(self, format_: Format, element: DType) -> None:
-        self.format = format_
-        self.name, self.module = f"{self.op}_scaled{format_.suffix}", f"{self.entry}{format_.suffix}"
-        super().__init__(element)
-
-    def refusals(self, need: OpNeed) -> list[str]:
-        """See Implementation."""
-        tokens, width = need.operands["x"].shape
-        reasons = [
-            *not_fast(need, self.element), *other_type(need, DType.F32, "x"), *no_vector(need, "norm_weight"), *unbounded(need, "x"),
-            *self.unread(need), *other_type(need, self.element, "y"), *ragged(need, "y"),
-        ]  # fmt: skip
-        if width % CHUNK:
-            reasons.append(f"rows of x have {width} elements, which is no multiple of {CHUNK}")
-        if tokens > COLUMNS:
-            reasons.append(f"it takes at most {COLUMNS} tokens, not {tokens}")
-        elif self._shared(need) > shared_limit(need):
-            reasons.append(f"{tokens} rows of {width} do not fit into the shared memory of {need.arch}")
-        return reasons
-
-    def bind(self, need: OpNeed, context: BindContext) -> Sequence[Launch]:
-        """See OpImplementation."""
-        tokens, width = need.operands["x"].shape
-        rows = need.operands["y"].shape[1]
-        args = [
-            ptr(context.counts), *addresses(context, "x", "norm_weight", "gate_weight", "up_weight", "y"), i32(rows), i32(width),
-            i32(tokens), f32(need.attrs["eps"]), vector_type(need, "norm_weight"),
-        ]  # fmt: skip
-        geometry = Geometry((min(rows // UNIT, context.workers), 1, 1), (THREADS, 1, 1), self._shared(need))
-        return self.launch(context, geometry, args)
-
-    def _shared(self, need: OpNeed) -> int:
-        tokens, width = need.operands["x"].shape
-        return self.format.ring + 2 * tokens * (width + 32) + 4 * width + 4 * WARPS * COLUMNS
-
-
 def streamed(formats: Sequence[Format]) -> list[OpImplementation]:
     """For few tokens, with rings as deep as ``formats`` have them."""
-    return [
-        made
-        for element in ELEMENTS
-        for each in formats
-        for made in (Streamed(False, each, element), Streamed(True, each, element), NormGateUp(each, element))
-    ]
+    return [Streamed(residual, each, element) for element in ELEMENTS for each in formats for residual in (False, True)]
 
 
 ALL: tuple[OpImplementation, ...] = (

@@ -1,9 +1,7 @@
 // y = x · weightᵀ (+ residual) for many tokens, with FP8 or NVFP4 weights: tiles of TILE_M tokens and 128 weight rows on the
 // tensor cores, which get weights as their left operand out of registers. Where tiles are few, the blocks of a cluster
 // share out the summed dimension of one tile, and each stores some of its tokens.
-#include <cooperative_groups.h>
-
-#include "scaled_weights.cuh"
+#include "scaled_tile.cuh"
 
 #ifndef TILE_M
 #define TILE_M 64
@@ -16,11 +14,9 @@ using namespace atlas;
 
 namespace {
 
-constexpr int TILE_N = 128, UNITS = TILE_N / UNIT_ROWS, THREADS = 2 * TILE_M;
-constexpr int X_BYTES = TILE_M * SCALED_CHUNK * 2, CODES_BYTES = UNITS * PIECE_BYTES;
-constexpr int STAGE_BYTES = X_BYTES + CODES_BYTES + UNITS * 4;
-constexpr int MAX_SPLITS = 8;           // blocks of a cluster that every device can hold together
-constexpr int SUM_STRIDE = TILE_N + 8;  // floats
+constexpr int THREADS = 2 * TILE_M;
+constexpr int X_BYTES = TILE_M * SCALED_CHUNK * 2, CODES_BYTES = TILE_UNITS * PIECE_BYTES;
+constexpr int STAGE_BYTES = X_BYTES + CODES_BYTES + TILE_UNITS * 4;
 static_assert(TILE_M * SUM_STRIDE * 4 <= GEMM_STAGES * STAGE_BYTES, "finished sums lie where the stages were");
 
 // Where 8 elements of a token lie in a tile of rows of 256 bytes.
@@ -41,7 +37,7 @@ struct Stages {
             const Unit from = matrix.unit(there ? first_unit + unit : 0);
             copy_weights(to + e * 16, from.pieces + static_cast<int64_t>(chunk) * PIECE_BYTES + at, there);
         }
-        if (CHUNKS_SCALED && threadIdx.x < UNITS) {
+        if (CHUNKS_SCALED && threadIdx.x < TILE_UNITS) {
             const Unit from = matrix.unit(min(first_unit + static_cast<int>(threadIdx.x), matrix.units - 1));
             asm volatile("cp.async.ca.shared.global [%0], [%1], 4;"
                          ::"r"(to + CODES_BYTES + threadIdx.x * 4), "l"(from.of_chunks + chunk) : "memory");
@@ -134,7 +130,6 @@ scaled_gemm(const int32_t* counts, int32_t live_word, const uint16_t* x, const u
         wait_for_predecessor();
         return;
     }
-    cooperative_groups::cluster_group cluster = cooperative_groups::this_cluster();
     const int splits = gridDim.z, split = blockIdx.z;
     const ScaledMatrix matrix(weight, rows, width);
     const int each = (matrix.chunks + splits - 1) / splits, first = split * each;
@@ -164,36 +159,5 @@ scaled_gemm(const int32_t* counts, int32_t live_word, const uint16_t* x, const u
     __syncthreads();
     float* sums = reinterpret_cast<float*>(shared);
     sum.put(sums, matrix, n0 / UNIT_ROWS);
-    cluster.sync();
-    for (int e = threadIdx.x; e < TILE_M / splits * (TILE_N / 4); e += THREADS) {
-        const int token = e / (TILE_N / 4) * splits + split, column = e % (TILE_N / 4) * 4;
-        const int left = min(4, rows - n0 - column);
-        if (token >= tokens || left <= 0) continue;
-        float value[4] = {};
-        // All reads at once: each of them takes as long as one from the L2 cache.
-        float4 parts[MAX_SPLITS];
-#pragma unroll
-        for (int s = 0; s < MAX_SPLITS; ++s) {
-            if (s >= splits) break;
-            const float* other = cluster.map_shared_rank(sums, s) + token * SUM_STRIDE + column;
-            parts[s] = *reinterpret_cast<const float4*>(other);
-        }
-#pragma unroll
-        for (int s = 0; s < MAX_SPLITS; ++s) {
-            if (s >= splits) break;
-            value[0] += parts[s].x;
-            value[1] += parts[s].y;
-            value[2] += parts[s].z;
-            value[3] += parts[s].w;
-        }
-        const int64_t element = static_cast<int64_t>(m0 + token) * rows + n0 + column;
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            if (i >= left) break;
-            if (residual) value[i] += residual[element + i];
-            if (y_f32) static_cast<float*>(y)[element + i] = value[i];
-            else static_cast<uint16_t*>(y)[element + i] = narrow(value[i]);
-        }
-    }
-    cluster.sync();  // nobody leaves while others still read its shared memory
+    store_tile<TILE_M, THREADS>(sums, {residual, y, rows, y_f32}, m0, n0, tokens);
 }
