@@ -80,38 +80,10 @@ class NormGateUp(_Normed):
         return self.launch(context, self.over(rows // UNIT, need, context), args)
 
 
-class NormLinears(_Normed):
-    """Four matrices one after another; a tile is 16 rows."""
+class NormThenHeads(_Normed):
+    """norm_qkv_heads_rope_append in two launches: projections into scratch, 16 rows of one matrix a tile, then a block a token."""
 
-    op, entry = "norm_linears", "scaled_linears"
-    matrices = ("weight_0", "weight_1", "weight_2", "weight_3")
-    results: tuple[str, ...] = ("y_0", "y_1", "y_2", "y_3")
-
-    def refusals(self, need: OpNeed) -> list[str]:
-        """See Implementation."""
-        rows = {name: need.operands[name].shape[0] for name in self.matrices}
-        return [
-            *super().refusals(need), *other_type(need, self.element, *(y for y in self.results if y in need.operands)),
-            *(f"{name} has {n} rows, which is no multiple of {ROWS}" for name, n in rows.items() if n % ROWS),
-        ]  # fmt: skip
-
-    def bind(self, need: OpNeed, context: BindContext) -> Sequence[Launch]:
-        """See OpImplementation."""
-        tokens, width = need.operands["x"].shape
-        rows = [need.operands[name].shape[0] for name in self.matrices]
-        missing = 4 - len(rows)  # matrices without rows
-        args = [
-            ptr(context.counts), *addresses(context, "x", "norm_weight", *self.matrices), *[ptr(0)] * missing,
-            *addresses(context, *self.results), *[ptr(0)] * missing, *(i32(count) for count in (*rows, *[0] * missing)),
-            i32(width), i32(tokens), f32(need.attrs["eps"]), vector_type(need, "norm_weight"),
-        ]  # fmt: skip
-        return self.launch(context, self.over(sum(rows) // ROWS, need, context), args)
-
-
-class NormThenHeads(NormLinears):
-    """norm_qkv_heads_rope_append in two launches: projections into scratch, then a block a token."""
-
-    op = "norm_qkv_heads_rope_append"
+    op, entry = "norm_qkv_heads_rope_append", "scaled_linears"
     matrices = ("q_weight", "k_weight", "v_weight")
     results = ("q_plain", "k_plain", "v")
 
@@ -122,8 +94,11 @@ class NormThenHeads(NormLinears):
 
     def refusals(self, need: OpNeed) -> list[str]:
         """See Implementation."""
-        apart = self._apart(need)
-        return [*super().refusals(apart), *self.heads.refusals(apart)]
+        rows = {name: need.operands[name].shape[0] for name in self.matrices}
+        return [
+            *super().refusals(need), *self.heads.refusals(self._apart(need)),
+            *(f"{name} has {n} rows, which is no multiple of {ROWS}" for name, n in rows.items() if n % ROWS),
+        ]  # fmt: skip
 
     def kv_layouts(self, need: OpNeed) -> Sequence[KVLayout]:
         """See OpImplementation."""
@@ -139,9 +114,18 @@ class NormThenHeads(NormLinears):
         for name, size in zip(self.results, self._sizes(need), strict=True):
             plain[name] = Buffer(place, size)
             place += size
-        context = replace(context, operands={**context.operands, **plain})
-        apart = self._apart(need)
-        return *super().bind(apart, context), *self.heads.bind(apart, context)
+        tokens, width = need.operands["x"].shape
+        rows = [need.operands[name].shape[0] for name in self.matrices]
+        args = [
+            ptr(context.counts), *addresses(context, "x", "norm_weight", *self.matrices),
+            *(ptr(buffer.address) for buffer in plain.values()), *(i32(count) for count in (*rows, width, tokens)),
+            f32(need.attrs["eps"]), vector_type(need, "norm_weight"),
+        ]  # fmt: skip
+        apart = replace(context, operands={**context.operands, **plain})
+        return (
+            *self.launch(context, self.over(sum(rows) // ROWS, need, context), args),
+            *self.heads.bind(self._apart(need), apart),
+        )
 
     def _sizes(self, need: OpNeed) -> list[int]:
         """Bytes of each product."""
@@ -196,7 +180,7 @@ class NormQkv(_Normed):
 
 def normed(formats: Sequence[Format]) -> list[OpImplementation]:
     """All of them, with rings as deep as ``formats`` have them."""
-    kinds: tuple[type[_Normed], ...] = (NormGateUp, NormLinears, NormThenHeads, NormQkv)
+    kinds: tuple[type[_Normed], ...] = (NormGateUp, NormThenHeads, NormQkv)
     return [make(each, element) for element in ELEMENTS for each in formats for make in kinds]
 
 

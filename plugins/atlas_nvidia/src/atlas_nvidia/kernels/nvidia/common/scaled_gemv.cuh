@@ -95,6 +95,20 @@ __device__ inline NormChunks norm_chunks(unsigned char* shared, int width, int c
     return n;
 }
 
+constexpr int CHAINS = 4;
+
+// What a lane has of a chunk of a tile.
+struct Held {
+    Numbers upper, lower;
+    float2 by;
+
+    __device__ void load(const unsigned char* slot, int lane) {
+        upper.load(slot, lane);
+        lower.load(slot + PIECE_BYTES, lane);
+        if (CHUNKS_SCALED) by = *reinterpret_cast<const float2*>(slot + 2 * PIECE_BYTES);
+    }
+};
+
 // Units: (tile, half) → Unit, rows 0 to 7 and 8 to 15 of a tile. The others are those of gemv.
 template <class Units, class Begin, class Columns, class Ahead, class Store>
 __device__ inline void scaled_gemv(int tiles, int chunks, unsigned char* shared, Units units, Begin begin,
@@ -156,48 +170,51 @@ __device__ inline void scaled_gemv(int tiles, int chunks, unsigned char* shared,
         by_row[1] = units(tile, 1).of_rows[group];
     };
     look(now.tile);
-    float acc[4] = {};
+    // Products follow one another in CHAINS, so that one need not wait for the one before it.
+    float acc[CHAINS][4] = {};
     int buffer = 0, slot = 0;
+    Held next;
+    wait_copies<SCALED_DEPTH - 1>();
+    __syncwarp();
+    next.load(ring, lane);
     while (now.tile < tiles) {
-        wait_copies<SCALED_DEPTH - 1>();
+        const Held held = next;
+        const int behind = slot + 1 == SCALED_DEPTH ? 0 : slot + 1;
+        wait_copies<SCALED_DEPTH - 2>();
         __syncwarp();
-        const unsigned char* piece = ring + slot * SCALED_SLOT;
-        Numbers upper, lower;
-        upper.load(piece, lane);
-        lower.load(piece + PIECE_BYTES, lane);
-        float part[4] = {};
-        float(&into)[4] = CHUNKS_SCALED ? part : acc;
+        next.load(ring + behind * SCALED_SLOT, lane);
+        uint32_t b[SCALED_STEPS / 2][4];
 #pragma unroll
-        for (int i = 0; i < SCALED_STEPS / 2; ++i) {
-            uint32_t b[4];
-            columns.read(slot, now.chunk, i, b);
+        for (int i = 0; i < SCALED_STEPS / 2; ++i) columns.read(slot, now.chunk, i, b[i]);
+        float part[CHAINS][4] = {};
+        float(&into)[CHAINS][4] = CHUNKS_SCALED ? part : acc;
 #pragma unroll
-            for (int s = 0; s < 2; ++s) {
-                uint32_t u0, u1, l0, l1;
-                upper.step(2 * i + s, u0, u1);
-                lower.step(2 * i + s, l0, l1);
-                mma(into, u0, l0, u1, l1, b[2 * s], b[2 * s + 1]);
-            }
+        for (int s = 0; s < SCALED_STEPS; ++s) {
+            uint32_t u0, u1, l0, l1;
+            held.upper.step(s, u0, u1);
+            held.lower.step(s, l0, l1);
+            mma(into[s % CHAINS], u0, l0, u1, l1, b[s / 2][s % 2 * 2], b[s / 2][s % 2 * 2 + 1]);
         }
         if (CHUNKS_SCALED) {
-            const float2 by = *reinterpret_cast<const float2*>(piece + 2 * PIECE_BYTES);
-            acc[0] += part[0] * by.x;
-            acc[1] += part[1] * by.x;
-            acc[2] += part[2] * by.y;
-            acc[3] += part[3] * by.y;
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                acc[0][i] += ((part[0][i] + part[1][i]) + (part[2][i] + part[3][i])) * (i < 2 ? held.by.x : held.by.y);
+            }
         }
         __syncwarp();  // all have read what the next copies replace
         fetch_weights(slot);
         fetch_columns(slot);
         commit_copies();
-        slot = slot + 1 == SCALED_DEPTH ? 0 : slot + 1;
+        slot = behind;
         const int tile = now.tile;
         if (!now.advance()) continue;
         float* mine = sums + (buffer * GEMV_WARPS + warp) * TILE_ROWS * COLUMNS;
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            mine[(2 * (lane % 4) + (i & 1)) * TILE_ROWS + group + 8 * (i >> 1)] = acc[i] * by_row[i >> 1];
-            acc[i] = 0.0f;
+            const float sum = CHUNKS_SCALED ? acc[0][i] : (acc[0][i] + acc[1][i]) + (acc[2][i] + acc[3][i]);
+            mine[(2 * (lane % 4) + (i & 1)) * TILE_ROWS + group + 8 * (i >> 1)] = sum * by_row[i >> 1];
+#pragma unroll
+            for (int c = 0; c < CHAINS; ++c) acc[c][i] = 0.0f;
         }
         look(now.tile);
         __syncthreads();

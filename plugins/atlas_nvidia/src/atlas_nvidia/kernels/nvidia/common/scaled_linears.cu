@@ -1,4 +1,4 @@
-// A norm of the residual stream and up to four products with it in one launch, for up to 8 tokens, with FP8 or NVFP4 weights.
+// A norm of the residual stream and three products with it in one launch, for up to 8 tokens, with FP8 or NVFP4 weights.
 // A tile is 16 rows of one matrix, so no matrix may end within one.
 #include "scaled_gemv.cuh"
 
@@ -7,9 +7,9 @@ using namespace atlas;
 namespace {
 
 struct Products {
-    const uint8_t* weight[4];
-    uint16_t* y[4];
-    int rows[4];
+    const uint8_t* weight[3];
+    uint16_t* y[3];
+    int rows[3];
 
     // The matrix of a tile, and the tile's first row there. Every index is known to the compiler, so that nothing lies in memory.
     __device__ int locate(int tile, int& row, const uint8_t*& matrix, uint16_t*& to) const {
@@ -17,7 +17,7 @@ struct Products {
         int height = rows[0];
         matrix = weight[0], to = y[0];
 #pragma unroll
-        for (int m = 1; m < 4; ++m) {
+        for (int m = 1; m < 3; ++m) {
             if (row < rows[m - 1]) break;
             row -= rows[m - 1];
             height = rows[m], matrix = weight[m], to = y[m];
@@ -30,15 +30,15 @@ struct Products {
 
 extern "C" __global__ void __launch_bounds__(GEMV_THREADS, 1)
 scaled_linears(const int32_t* counts, const float* x, const void* norm_weight, const uint8_t* weight_0,
-               const uint8_t* weight_1, const uint8_t* weight_2, const uint8_t* weight_3, uint16_t* y_0, uint16_t* y_1,
-               uint16_t* y_2, uint16_t* y_3, int32_t rows_0, int32_t rows_1, int32_t rows_2, int32_t rows_3,
-               int32_t width, int32_t capacity, float eps, int32_t norm_type) {
+               const uint8_t* weight_1, const uint8_t* weight_2, uint16_t* y_0, uint16_t* y_1, uint16_t* y_2,
+               int32_t rows_0, int32_t rows_1, int32_t rows_2, int32_t width, int32_t capacity, float eps,
+               int32_t norm_type) {
     extern __shared__ __align__(16) unsigned char shared[];
-    const Products products = {{weight_0, weight_1, weight_2, weight_3}, {y_0, y_1, y_2, y_3}, {rows_0, rows_1, rows_2, rows_3}};
+    const Products products = {{weight_0, weight_1, weight_2}, {y_0, y_1, y_2}, {rows_0, rows_1, rows_2}};
     NormChunks norm = norm_chunks(shared, width, capacity);
     norm.live = min(counts[ATLAS_TOKENS], capacity);
     scaled_gemv(
-        (rows_0 + rows_1 + rows_2 + rows_3) / TILE_ROWS, width / SCALED_CHUNK, shared,
+        (rows_0 + rows_1 + rows_2) / TILE_ROWS, width / SCALED_CHUNK, shared,
         [&](int tile, int half) {
             int row;
             const uint8_t* matrix;
