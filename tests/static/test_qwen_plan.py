@@ -91,12 +91,12 @@ class Checking(NullBackend):
 def planned(request, tmp_path_factory):
     """(model, hardware, plan, backend) for up to 64 sequences. No weights, no device, no compiler."""
     model, hardware = request.param
-    return model, hardware, *plan_of(model, hardware, tmp_path_factory.mktemp("model"))
+    return model, hardware, *plan_of(MODELS[model], hardware, tmp_path_factory.mktemp("model"))
 
 
-def plan_of(model, hardware, folder, processors=None):
+def plan_of(config, hardware, folder, processors=None):
     """The plan, of a device with other ``processors`` than its kind has if so asked, and a backend for it."""
-    (folder / "config.json").write_text(json.dumps(MODELS[model]))
+    (folder / "config.json").write_text(json.dumps(config))
     flags = {"model": str(folder), "hardware": hardware, "load_format": "dummy", "max_batch_size": "64"}
     settings, registry = read_settings(flags, {}), discover()
     arch, usual, limits = MACHINES[hardware]
@@ -174,7 +174,7 @@ def test_experts_are_streamed_for_few_tokens_and_sorted_for_many(planned):
 
 @pytest.mark.parametrize("model", ["qwen3-30b-a3b", "qwen3.5-35b-a3b"])
 def test_a_device_with_fewer_processors_gets_a_launch_for_each_part(model, tmp_path):
-    plan, backend = plan_of(model, "hopper", tmp_path, processors=114)
+    plan, backend = plan_of(MODELS[model], "hopper", tmp_path, processors=114)
     (steps,) = (
         bucket.segments[0].steps for bucket in plan.buckets if bucket.bucket.tokens == bucket.bucket.max_query == 1
     )

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from test_qwen_plan import MACHINES, bound, plan_of
 
 from atlas_core.assembly.explain import explain
 from atlas_core.plugins import Registry, discover
@@ -60,3 +61,15 @@ def test_no_matrix_is_decoded(
         assert len(read) == MATRICES
         assert {packed for _, packed in read} == {packing}
         assert all("scaled" in name for name, _ in read)
+
+
+@pytest.mark.parametrize("hardware", MACHINES)
+@pytest.mark.parametrize("layout", STATED)
+def test_every_launch_is_declared_and_fits_the_machine(tmp_path: Path, layout: str, hardware: str) -> None:
+    config = {**DENSE, "quantization_config": STATED[layout][1]}
+    plan, backend = plan_of(config, hardware, tmp_path)
+    for bucket in plan.buckets:
+        for step in bucket.segments[0].steps:
+            assert {(launch.module, launch.entry) for launch in bound(step, backend)} <= set(
+                step.implementation.kernels
+            )

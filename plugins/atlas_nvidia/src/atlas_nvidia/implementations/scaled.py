@@ -106,10 +106,18 @@ class Streamed(ScaledLinear):
         """See OpImplementation."""
         tiles = -(-need.operands["weight"].shape[0] // ROWS)
         geometry = Geometry((min(tiles, context.workers), 1, 1), (THREADS, 1, 1), self._shared(need))
-        return self.launch(context, geometry, self.arguments(need, context, i32(need.operands["x"].shape[0])))
+        own = i32(need.operands["x"].shape[0]), i32(int(self._resident(need) <= shared_limit(need)))
+        return self.launch(context, geometry, self.arguments(need, context, *own))
+
+    def _resident(self, need: OpNeed) -> int:
+        """Bytes of shared memory with all tokens in it."""
+        tokens, width = need.operands["x"].shape
+        return self.format.ring + tokens * (-(-width // CHUNK) * 2 * CHUNK + 16)
 
     def _shared(self, need: OpNeed) -> int:
-        return self.format.ring + WARPS * self.format.depth * 2 * CHUNK * need.operands["x"].shape[0]
+        resident = self._resident(need)
+        streamed = self.format.ring + WARPS * self.format.depth * 2 * CHUNK * need.operands["x"].shape[0]
+        return resident if resident <= shared_limit(need) else streamed
 
 
 class Tiled(ScaledLinear):

@@ -55,20 +55,44 @@ struct StreamedChunks {
         return shared_address(buffer) + ((threadIdx.x / WARP * SCALED_DEPTH + slot) * capacity + column) * 256;
     }
     __device__ void fetch(int slot, int chunk) const {
-        const int lane = threadIdx.x % WARP, column = lane / 4;
-        if (column >= live) return;
-        const uint16_t* from = x + static_cast<int64_t>(column) * width;
-        const uint32_t to = row(slot, column);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const int piece = lane % 4 + 4 * i, k = chunk * SCALED_CHUNK + 8 * piece;
-            copy_async(to + (piece ^ (column & 7)) * 16, from + (k < width ? k : 0), k < width);
+        const int lane = threadIdx.x % WARP, piece = lane % 16, k = chunk * SCALED_CHUNK + 8 * piece;
+        for (int column = lane / 16; column < live; column += 2) {
+            const uint16_t* from = x + static_cast<int64_t>(column) * width;
+            copy_async(row(slot, column) + (piece ^ (column & 7)) * 16, from + (k < width ? k : 0), k < width);
         }
     }
     // Of two steps, 2 i and 2 i + 1, what the right operand has. Columns without a token mean nothing.
     __device__ void read(int slot, int, int i, uint32_t (&b)[4]) const {
         const int lane = threadIdx.x % WARP, column = min(lane % 8, capacity - 1);
         load_matrix(b, row(slot, column) + ((4 * i + lane / 8) ^ (column & 7)) * 16);
+    }
+};
+
+// Columns that all lie in shared memory; rows are apart by a bank more than whole lines, so that eight of them are read at once.
+struct ResidentChunks {
+    const uint16_t* x;
+    unsigned char* buffer;  // [capacity][stride()]
+    int width, chunks, capacity;
+    int live = 0;
+    static constexpr bool STREAMED = false;
+
+    __device__ int stride() const { return chunks * 256 + 16; }
+    __device__ void load() const {
+        const int pieces = chunks * 16;
+        for (int column = 0; column < live; ++column) {
+            const uint16_t* from = x + static_cast<int64_t>(column) * width;
+#pragma unroll 4
+            for (int piece = threadIdx.x; piece < pieces; piece += GEMV_THREADS) {
+                *reinterpret_cast<uint4*>(buffer + column * stride() + piece * 16) =
+                    piece * 8 < width ? load16(from + piece * 8) : zero16();
+            }
+        }
+        __syncthreads();
+    }
+    __device__ void fetch(int, int) const {}
+    __device__ void read(int, int chunk, int i, uint32_t (&b)[4]) const {
+        const int lane = threadIdx.x % WARP, column = min(lane % 8, capacity - 1);
+        load_matrix(b, shared_address(buffer + column * stride() + chunk * 256) + (4 * i + lane / 8) * 16);
     }
 };
 
@@ -80,8 +104,7 @@ struct NormChunks : NormColumns {
     using NormColumns::fetch;
     __device__ void read(int, int chunk, int i, uint32_t (&b)[4]) const {
         const int lane = threadIdx.x % WARP, column = min(lane % 8, capacity - 1);
-        const int within = min(chunk * SCALED_CHUNK, width - SCALED_CHUNK);
-        load_matrix(b, shared_address(values + column * norm_stride(width) + within) + (4 * i + lane / 8) * 16);
+        load_matrix(b, shared_address(values + column * norm_stride(width) + chunk * SCALED_CHUNK) + (4 * i + lane / 8) * 16);
     }
 };
 
@@ -120,31 +143,38 @@ __device__ inline void scaled_gemv(int tiles, int chunks, unsigned char* shared,
     float* sums = reinterpret_cast<float*>(shared + SCALED_RING);
 
     ChunkCursor weights(chunks), inputs(chunks), now(chunks);
-    Unit source[2];
+    // Where this lane's part of the next chunk comes from: codes of both units, and what lies beside them.
+    const unsigned char *upper, *lower, *beside;
+    constexpr int BESIDE = CHUNKS_SCALED ? 1 : 4;  // lanes that copy what a unit has besides
+    const uint32_t beside_to = CHUNKS_SCALED ? 2 * PIECE_BYTES + lane * 4
+                                             : CODE_BYTES + lane / BESIDE * PIECE_BYTES + lane % BESIDE * 16;
     auto enter = [&](int tile) {
         if (tile >= tiles) return;
-        source[0] = units(tile, 0);
-        source[1] = units(tile, 1);
+        const Unit first = units(tile, 0), second = units(tile, 1), mine = lane < BESIDE ? first : second;
+        const int64_t before = static_cast<int64_t>(weights.first) * PIECE_BYTES;
+        upper = first.pieces + before + lane * 16;
+        lower = second.pieces + before + lane * 16;
+        beside = CHUNKS_SCALED ? reinterpret_cast<const unsigned char*>(mine.of_chunks + weights.first)
+                               : mine.pieces + before + CODE_BYTES + lane % BESIDE * 16;
     };
     enter(weights.tile);
     auto fetch_weights = [&](int slot) {
         if (weights.tile >= tiles) return;
-        const uint32_t to = ring_address + slot * SCALED_SLOT;
-        const bool there = weights.chunk < chunks;  // else a chunk of zeros, so that all warps meet at the end of a tile
-        const int chunk = there ? weights.chunk : 0;
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const unsigned char* from = source[half].pieces + static_cast<int64_t>(chunk) * PIECE_BYTES;
+        if (weights.chunk < chunks) {
+            const uint32_t to = ring_address + slot * SCALED_SLOT;
 #pragma unroll
             for (int at = 0; at < CODE_BYTES; at += 512) {
-                copy_weights(to + half * PIECE_BYTES + at + lane * 16, from + at + lane * 16, there);
+                copy_weights(to + lane * 16 + at, upper + at, true);
+                copy_weights(to + lane * 16 + PIECE_BYTES + at, lower + at, true);
             }
-            if (CHUNKS_SCALED) {
-                if (lane == 0) copy_word(to + 2 * PIECE_BYTES + half * 4, source[half].of_chunks + chunk);
-            } else if (lane < 4) {
-                copy_weights(to + half * PIECE_BYTES + CODE_BYTES + lane * 16, from + CODE_BYTES + lane * 16, there);
+            if (lane < 2 * BESIDE) {
+                if (CHUNKS_SCALED) copy_word(to + beside_to, beside);
+                else copy_weights(to + beside_to, beside, true);
             }
         }
+        upper += PIECE_BYTES;
+        lower += PIECE_BYTES;
+        beside += CHUNKS_SCALED ? 4 : PIECE_BYTES;
         if (weights.advance()) enter(weights.tile);
     };
     auto fetch_columns = [&](int slot) {
@@ -183,22 +213,24 @@ __device__ inline void scaled_gemv(int tiles, int chunks, unsigned char* shared,
         wait_copies<SCALED_DEPTH - 2>();
         __syncwarp();
         next.load(ring + behind * SCALED_SLOT, lane);
-        uint32_t b[SCALED_STEPS / 2][4];
+        if (now.chunk < chunks) {  // a warp without one meets the others at the end of the tile all the same
+            uint32_t b[SCALED_STEPS / 2][4];
 #pragma unroll
-        for (int i = 0; i < SCALED_STEPS / 2; ++i) columns.read(slot, now.chunk, i, b[i]);
-        float part[CHAINS][4] = {};
-        float(&into)[CHAINS][4] = CHUNKS_SCALED ? part : acc;
+            for (int i = 0; i < SCALED_STEPS / 2; ++i) columns.read(slot, now.chunk, i, b[i]);
+            float part[CHAINS][4] = {};
+            float(&into)[CHAINS][4] = CHUNKS_SCALED ? part : acc;
 #pragma unroll
-        for (int s = 0; s < SCALED_STEPS; ++s) {
-            uint32_t u0, u1, l0, l1;
-            held.upper.step(s, u0, u1);
-            held.lower.step(s, l0, l1);
-            mma(into[s % CHAINS], u0, l0, u1, l1, b[s / 2][s % 2 * 2], b[s / 2][s % 2 * 2 + 1]);
-        }
-        if (CHUNKS_SCALED) {
+            for (int s = 0; s < SCALED_STEPS; ++s) {
+                uint32_t u0, u1, l0, l1;
+                held.upper.step(s, u0, u1);
+                held.lower.step(s, l0, l1);
+                mma(into[s % CHAINS], u0, l0, u1, l1, b[s / 2][s % 2 * 2], b[s / 2][s % 2 * 2 + 1]);
+            }
+            if (CHUNKS_SCALED) {
 #pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                acc[0][i] += ((part[0][i] + part[1][i]) + (part[2][i] + part[3][i])) * (i < 2 ? held.by.x : held.by.y);
+                for (int i = 0; i < 4; ++i) {
+                    acc[0][i] += ((part[0][i] + part[1][i]) + (part[2][i] + part[3][i])) * (i < 2 ? held.by.x : held.by.y);
+                }
             }
         }
         __syncwarp();  // all have read what the next copies replace
