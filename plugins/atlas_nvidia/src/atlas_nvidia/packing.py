@@ -6,8 +6,8 @@ are its part of a tensor-core fragment, for 8 steps of 16 elements one behind an
 
 A matrix is [unit][chunk] of such pieces, then its other scales:
 
-- ``e4m3_units``: [2][lane] 16 bytes of codes each, steps 0 to 3, then 4 to 7; behind all of them a float32 for each unit and chunk, and a
-  float32 for each row. A weight is code · the one · the other.
+- ``e4m3_units``: [2][lane] 16 bytes of codes each, steps 0 to 3, then 4 to 7, of each step elements 2t, 2t + 8, 2t + 1, 2t + 9; behind all
+  of them a float32 for each unit and chunk, and a float32 for each row. A weight is code · the one · the other.
 - ``nvfp4_units``: [lane] 16 bytes of codes, then for each row 8 bytes, the scales of its steps; behind all of them a float32 for each row.
   A word has two steps, of each of whose four pairs the first element is in the lower half and the second in the upper one; a code lies
   there so that one mask, or one shift and one mask, leaves it where bfloat16 has sign, exponent and mantissa (``_PLACES``). Scales have
@@ -132,9 +132,10 @@ def _filled(array: np.ndarray, rows: int, columns: int) -> np.ndarray:
 def _e4m3(codes: Codes, place: Codes) -> None:
     """Codes [rows, columns] into [units, chunks, 1024]."""
     units, chunks = place.shape[:2]
-    pairs = _filled(codes, units * UNIT, chunks * CHUNK).view(np.uint16).reshape(-1, 2, 4, 2, 4)  # half, step, pair, t
-    lanes = pairs.transpose(0, 1, 4, 2, 3).reshape(units, UNIT, chunks, 2, 4 * 8).copy().view(np.uint8)
-    place.reshape(units, chunks, 2, UNIT, 64)[...] = lanes.reshape(units, UNIT, chunks, 2, 64).transpose(0, 2, 3, 1, 4)
+    # Half, step, pair, t, which of the pair; then t outermost, and the pairs' first elements before their second ones.
+    parts = _filled(codes, units * UNIT, chunks * CHUNK).reshape(-1, 2, 4, 2, 4, 2)
+    lanes = np.ascontiguousarray(parts.transpose(0, 1, 4, 2, 5, 3)).reshape(units, UNIT, chunks, 2, 64)
+    place.reshape(units, chunks, 2, UNIT, 64)[...] = lanes.transpose(0, 2, 3, 1, 4)
 
 
 def _nvfp4(rows: np.ndarray, place: Codes) -> None:

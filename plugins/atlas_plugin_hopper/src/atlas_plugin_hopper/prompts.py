@@ -124,11 +124,12 @@ def squares_of(tiles: Tiles, need: OpNeed) -> int:
 
 
 def multiply(
-    tiles: Tiles, module: str, need: OpNeed, context: BindContext, handed: int, norm: Normed | None = None
-) -> Launch:
+    tiles: Tiles, module: str, need: OpNeed, context: BindContext, handed: int, norm: Normed | None = None, *,
+    overlap: bool = True,
+) -> Launch:  # fmt: skip
     """x · weightᵀ into y, on top of ``residual`` where there is one; and what a norm behind it makes of that.
 
-    ``handed`` is where sums are handed over, ``handed_bytes`` of them.
+    ``handed`` is where sums are handed over, ``handed_bytes`` of them. Without ``overlap`` the predecessor may write the weight.
     """
     tokens, (rows, width) = need.operands["x"].shape[0], need.operands["weight"].shape
     columns = _columns(tiles, need)
@@ -143,15 +144,16 @@ def multiply(
         weight_map(need, context, "weight", tiles), residual, *addresses(context, "y"), *handover, *behind,
         i32(rows), i32(width), i32(int(need.operands["y"].dtype is DType.F32)),
     ]  # fmt: skip
-    return launched(context, (module, "linear_tma"), tiles, tokens, columns, args)
+    return launched(context, (module, "linear_tma"), tiles, tokens, columns, args, overlap=overlap)
 
 
 def launched(
-    context: BindContext, kernel: tuple[str, str], tiles: Tiles, tokens: int, columns: int, args: Sequence[Arg]
-) -> Launch:
+    context: BindContext, kernel: tuple[str, str], tiles: Tiles, tokens: int, columns: int, args: Sequence[Arg], *,
+    overlap: bool = True,
+) -> Launch:  # fmt: skip
     """A kernel of prompt_product.cuh over ``columns`` tiles of weight rows. It may begin before its predecessor ends: it waits by itself."""
     geometry = tiles.geometry(tokens, columns, context.workers)
-    attrs = LaunchAttrs(overlap=True, cluster=(PEERS, 1, 1))
+    attrs = LaunchAttrs(overlap=overlap, cluster=(PEERS, 1, 1))
     return context.backend.prepare_launch(context.backend.kernel(*kernel), geometry, args, attrs)
 
 

@@ -49,6 +49,11 @@ class Format(Struct, frozen=True):
 FORMATS = (Format(E4M3_UNITS, "", 6), Format(NVFP4_UNITS, "_nvfp4", 8))
 
 
+def alone(need: OpNeed, nbytes: int) -> int:
+    """Shared memory for so many bytes with which a block is the only one on its processor: those that come early do not pile up."""
+    return max(nbytes, shared_limit(need) // 2 + 512)
+
+
 class Scaled(Implementation):
     """``matrices`` are the weights, all of one packing."""
 
@@ -117,7 +122,7 @@ class Streamed(ScaledLinear):
     def _shared(self, need: OpNeed) -> int:
         resident = self._resident(need)
         streamed = self.format.ring + WARPS * self.format.depth * 2 * CHUNK * need.operands["x"].shape[0]
-        return resident if resident <= shared_limit(need) else streamed
+        return alone(need, resident if resident <= shared_limit(need) else streamed)
 
 
 class Tiled(ScaledLinear):

@@ -21,7 +21,7 @@ from atlas_nvidia.implementations.base import (
     vector_type,
 )
 from atlas_nvidia.implementations.heads import HeadsRopeAppend
-from atlas_nvidia.implementations.scaled import COLUMNS, FORMATS, ROWS, THREADS, WARPS, Format, Scaled
+from atlas_nvidia.implementations.scaled import COLUMNS, FORMATS, ROWS, THREADS, WARPS, Format, Scaled, alone
 from atlas_nvidia.packing import CHUNK, UNIT
 
 
@@ -57,7 +57,7 @@ class _Normed(Scaled):
 
     def over(self, tiles: int, need: OpNeed, context: BindContext) -> Geometry:
         """One block a processor, or one a tile."""
-        return Geometry((min(tiles, context.workers), 1, 1), (THREADS, 1, 1), self.shared(need))
+        return Geometry((min(tiles, context.workers), 1, 1), (THREADS, 1, 1), alone(need, self.shared(need)))
 
 
 class NormGateUp(_Normed):

@@ -71,20 +71,25 @@ struct WarpSums {
         float(&into)[2][8][4] = CHUNKS_SCALED ? part : acc;
 #pragma unroll
         for (int i = 0; i < SCALED_STEPS / 2; ++i) {
-            uint32_t b[8][4];
-#pragma unroll
-            for (int j = 0; j < 8; ++j) {
-                load_matrix(b[j], piece(x_tile, first_token() + j * 8 + lane % 8, 4 * i + lane / 8));
-            }
+            uint32_t a[2][2][4];
 #pragma unroll
             for (int u = 0; u < 2; ++u) {
 #pragma unroll
                 for (int s = 0; s < 2; ++s) {
-                    uint32_t u0, u1, l0, l1;
-                    numbers[2 * u].step(2 * i + s, u0, u1);
-                    numbers[2 * u + 1].step(2 * i + s, l0, l1);
+                    numbers[2 * u].step(2 * i + s, a[u][s][0], a[u][s][2]);
+                    numbers[2 * u + 1].step(2 * i + s, a[u][s][1], a[u][s][3]);
+                }
+            }
 #pragma unroll
-                    for (int j = 0; j < 8; ++j) mma(into[u][j], u0, l0, u1, l1, b[j][2 * s], b[j][2 * s + 1]);
+            for (int j = 0; j < 8; ++j) {
+                uint32_t b[4];
+                load_matrix(b, piece(x_tile, first_token() + j * 8 + lane % 8, 4 * i + lane / 8));
+#pragma unroll
+                for (int u = 0; u < 2; ++u) {
+#pragma unroll
+                    for (int s = 0; s < 2; ++s) {
+                        mma(into[u][j], a[u][s][0], a[u][s][1], a[u][s][2], a[u][s][3], b[2 * s], b[2 * s + 1]);
+                    }
                 }
             }
         }

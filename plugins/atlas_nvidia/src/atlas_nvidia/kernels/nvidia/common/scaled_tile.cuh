@@ -25,7 +25,7 @@ __device__ inline void store_tile(float* sums, const Result& to, int m0, int n0,
     cooperative_groups::cluster_group cluster = cooperative_groups::this_cluster();
     const int splits = gridDim.z, split = blockIdx.z;
     cluster.sync();
-    for (int e = threadIdx.x; e < TOKENS / splits * (TILE_N / 4); e += THREADS) {
+    for (int e = threadIdx.x; e < (TOKENS + splits - 1) / splits * (TILE_N / 4); e += THREADS) {
         const int token = e / (TILE_N / 4) * splits + split, column = e % (TILE_N / 4) * 4;
         const int left = min(4, to.rows - n0 - column);
         if (token >= tokens || left <= 0) continue;

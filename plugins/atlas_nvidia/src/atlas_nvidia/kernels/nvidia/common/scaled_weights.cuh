@@ -79,21 +79,13 @@ struct Numbers {
     __device__ void step(int s, uint32_t& near, uint32_t& far) const {
         const uint4& four = codes[s / 4];
         const uint32_t word = s % 4 == 0 ? four.x : s % 4 == 1 ? four.y : s % 4 == 2 ? four.z : four.w;
-        near = widened(word, 0);
-        far = widened(word, 1);
-    }
-
-  private:
-    // Bytes 2 half and 2 half + 1.
-    static __device__ uint32_t widened(uint32_t word, int half) {
+        // Sign, exponent and mantissa where the element type has them are a number 2^-120 as large (float16: 2^-8).
 #ifdef ELEMENT_F16
-        uint32_t pair;
-        asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(pair) : "h"(static_cast<uint16_t>(half ? word >> 16 : word)));
-        return pair;
+        near = multiply_pairs((word << 8 & 0x80008000) | (word << 7 & 0x3f803f80), 0x5c005c00);
+        far = multiply_pairs((word & 0x80008000) | (word >> 1 & 0x3f803f80), 0x5c005c00);
 #else
-        // Sign, exponent and mantissa where bfloat16 has them are a number 2^-120 as large.
-        const uint32_t high = __byte_perm(word, 0, half ? 0x3424 : 0x1404);
-        return multiply_pairs((high & 0x80008000) | (high >> 4 & 0x07f007f0), 0x7b807b80);
+        near = multiply_pairs((word << 8 & 0x80008000) | (word << 4 & 0x07f007f0), 0x7b807b80);
+        far = multiply_pairs((word & 0x80008000) | (word >> 4 & 0x07f007f0), 0x7b807b80);
 #endif
     }
 };
