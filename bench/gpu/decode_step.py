@@ -37,14 +37,12 @@ from atlas_core.model.builder import StepLayout, record
 from atlas_core.model.matching import Pattern
 from atlas_core.model.planner import Bucket, Choices, Context, PlannedSegment, Step, plan
 from atlas_core.ops.primitives import PRIMITIVES
-from atlas_core.ops.scaled import E4M3_TILE, NVFP4
 from atlas_core.ops.step import SlotLayout, Word
 from atlas_core.runtime.bound import StepMemory, bind_step
 from atlas_core.runtime.loader import weight_copies
 from atlas_core.scheduler.plan import StepPlan
 from atlas_core.vocab.dtype import DType
 from atlas_core.vocab.kernel import Geometry, LaunchAttrs, i32, ptr
-from atlas_core.vocab.layout import plain
 from atlas_core.vocab.target import Target
 from atlas_model_llama.loader import LlamaLoader
 from atlas_model_qwen.loader import QwenLoader
@@ -64,8 +62,6 @@ AGREE = 0.1
 Rounding alone makes up to 0.055 in 40 layers of a hybrid mixture (docs/measured-facts.md). A state that is lost, or one that is
 another sequence's, is worth 0.3 and more.
 """
-STORED = {"bf16": plain(DType.BF16), "fp8": E4M3_TILE, "nvfp4": NVFP4}
-"""How the matrices of layers may be stored."""
 _ROOTS = {"hopper": "atlas_plugin_hopper"}
 IMPLEMENTATIONS = list({i.name: i for i in (*baseline.implementations(), *hopper.implementations())}.values())
 """What the machine inherits, and its own; a name that is taken replaces its elder, as the assembly has it."""
@@ -107,12 +103,7 @@ class Bench:
         self.slots = SlotLayout(batch, (blocks,), 64)
         layout = StepLayout(self.slots, PAGE_TOKENS, DType.BF16, batch)
         self.program = record(loader, self.spec, layout)
-        weights = {
-            value.name: STORED[stored]
-            if len(value.shape) > 1 and value.name.startswith("layers.")
-            else plain(DType.BF16)
-            for value in self.program.weights()
-        }
+        weights = made_up.layouts(self.program.weights(), stored)
         patterns = [Pattern.of(fused, PRIMITIVES) for fused in (*fused_ops(), *fused_of_hopper())]
         context_ = Context(arch, "fast", DType.BF16, weights, IMPLEMENTATIONS, patterns)
         updates = blocks + 32
@@ -451,7 +442,7 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=0, help="read a prompt of so many tokens as well")
     parser.add_argument("--piece", type=int, default=PREFILL, help="tokens of a prompt's step")
     parser.add_argument("--prefill-nodes", action="store_true", help="time the nodes of a prompt as well")
-    parser.add_argument("--stored", default="bf16", choices=STORED, help="how matrices of layers are stored")
+    parser.add_argument("--stored", default="bf16", choices=made_up.STORED, help="how matrices of layers are stored")
     options = parser.parse_args()
     began = time.perf_counter()
     bench = Bench(

@@ -1,7 +1,7 @@
 """Weights for a benchmark, as ``--load-format dummy`` makes them up (see atlas_core.loading.drawn), by their canonical names."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from math import prod
 from typing import Any
@@ -12,12 +12,26 @@ import numpy as np
 from atlas_core.contracts.ops import Buffer
 from atlas_core.loading.drawing import draw
 from atlas_core.loading.drawn import deviation, stretches, vector
+from atlas_core.model.program import Value
+from atlas_core.ops.scaled import E4M3_TILE, NVFP4
+from atlas_core.vocab.dtype import DType
+from atlas_core.vocab.layout import StorageLayout, plain
 from atlas_nvidia.packing import CHUNK_BYTES, E4M3_UNITS, NVFP4_UNITS, UNIT, extents
 
 SEED = 1
+STORED = {"bf16": plain(DType.BF16), "fp8": E4M3_TILE, "nvfp4": NVFP4}
+"""How the matrices of layers may be stored."""
 _SPREADS = {E4M3_UNITS: 16.0, NVFP4_UNITS: 2.7}
 """Deviation of the numbers of pieces whose scales are one: of uniform codes of NVFP4 what it is, since a bit of any code may lie anywhere."""
 _PIECES = 4096
+
+
+def layouts(weights: Iterable[Value], stored: str) -> dict[str, StorageLayout]:
+    """By name: matrices of layers are ``stored`` so, one of STORED, everything else is bfloat16."""
+    return {
+        weight.name: STORED[stored if len(weight.shape) > 1 and weight.name.startswith("layers.") else "bf16"]
+        for weight in weights
+    }
 
 
 def fill(backend: Any, weights: Mapping[tuple[str, str], Buffer], shapes: Mapping[str, tuple[int, ...]]) -> None:

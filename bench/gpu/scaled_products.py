@@ -13,7 +13,7 @@ from math import prod
 
 import numpy as np
 
-from atlas_core.contracts.backend import GpuBackend
+from atlas_core.contracts.backend import GpuBackend, Launch
 from atlas_core.contracts.declarations import KernelRoot
 from atlas_core.contracts.ops import BindContext, Buffer, OperandSpec, OpImplementation, OpNeed
 from atlas_core.kernels.library import KernelLibrary
@@ -89,7 +89,7 @@ class Bench:
             if name != "weight":
                 operands[name] = Buffer(apart, prod(each.shape) * each.dtype.itemsize)
                 apart += -(-operands[name].nbytes // 4096) * 4096
-        launches = []
+        launches: list[Launch] = []
         for copy in range(copies):
             weight = Buffer(self.weights + copy * (-(-nbytes // 4096) * 4096), nbytes)
             context = BindContext(

@@ -67,7 +67,7 @@ def _numbers(layout: str) -> np.ndarray:
     if layout != NVFP4.name:
         codes: np.ndarray = values.astype(numpy_dtype(DType.F8E4M3)).view(np.uint8)
         return codes
-    steps = np.float32([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5])
+    steps = np.array([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5], np.float32)
     nearest = np.searchsorted(steps, np.abs(values)).astype(np.uint8) | (values < 0) * np.uint8(8)
     pairs: np.ndarray = nearest[::2] | nearest[1::2] << 4
     return pairs
