@@ -79,34 +79,34 @@ scaled_tma(const int32_t* counts, int32_t live_word, const __grid_constant__ CUt
     float* sums = reinterpret_cast<float*>(shared);
     if (warp >= READERS / WARP) {
         give_registers<40>();
-        if (warp == READERS / WARP) {
-            const Unit mine = matrix.unit(min(n0 / UNIT_ROWS + lane % TILE_UNITS, matrix.units - 1));
-            auto weights = [&](int step, int stage) {
-                if (lane == 0) barrier_expect(full + 8 * stage, STAGE_BYTES);
-                __syncwarp();
-                if (lane < TILE_UNITS) {
-                    copy_bulk(ring + stage * STAGE_BYTES + X_BYTES + lane * PIECE_BYTES,
-                              mine.pieces + static_cast<int64_t>(first + step) * PIECE_BYTES, PIECE_BYTES, full + 8 * stage);
-                }
-            };
-            auto tokens = [&](int step, int stage) {
-                if (lane < 2) {
-                    copy_tile(ring + stage * STAGE_BYTES + lane * PANEL_BYTES, &x, (first + step) * SCALED_CHUNK + lane * PANEL,
-                              m0, full + 8 * stage);
-                }
-            };
-            const int early = min(TMA_STAGES, steps);
-            for (int step = 0; step < early; ++step) weights(step, step);
-            admit_successor();
-            wait_for_predecessor();
-            asm volatile("fence.proxy.async;" ::: "memory");
-            for (int step = 0; step < early; ++step) tokens(step, step);
-            for (int step = early, stage = 0, parity = 0; step < steps; ++step) {
-                barrier_wait(empty + 8 * stage, parity);
-                weights(step, stage);
-                tokens(step, stage);
-                if (++stage == TMA_STAGES) stage = 0, parity ^= 1;
+        // A warp asks for one copy after another, each of which takes it longer than its bytes: four warps share them out.
+        constexpr int EACH = TILE_UNITS / (WARPGROUP / WARP);
+        const int unit = (warp - READERS / WARP) * EACH + lane % EACH;
+        const Unit mine = matrix.unit(min(n0 / UNIT_ROWS + unit, matrix.units - 1));
+        auto weights = [&](int step, int stage) {
+            if (unit == 0 && lane == 0) barrier_expect(full + 8 * stage, STAGE_BYTES);
+            if (lane < EACH) {
+                copy_bulk(ring + stage * STAGE_BYTES + X_BYTES + unit * PIECE_BYTES,
+                          mine.pieces + static_cast<int64_t>(first + step) * PIECE_BYTES, PIECE_BYTES, full + 8 * stage);
             }
+        };
+        auto tokens = [&](int step, int stage) {
+            if (unit < 2 && lane == unit) {
+                copy_tile(ring + stage * STAGE_BYTES + lane * PANEL_BYTES, &x, (first + step) * SCALED_CHUNK + lane * PANEL,
+                          m0, full + 8 * stage);
+            }
+        };
+        const int early = min(TMA_STAGES, steps);
+        for (int step = 0; step < early; ++step) weights(step, step);
+        admit_successor();
+        wait_for_predecessor();
+        asm volatile("fence.proxy.async;" ::: "memory");
+        for (int step = 0; step < early; ++step) tokens(step, step);
+        for (int step = early, stage = 0, parity = 0; step < steps; ++step) {
+            barrier_wait(empty + 8 * stage, parity);
+            weights(step, stage);
+            tokens(step, stage);
+            if (++stage == TMA_STAGES) stage = 0, parity ^= 1;
         }
         // The readers store by themselves: code that both would run had to do with these registers.
         cooperative_groups::this_cluster().sync();
@@ -142,8 +142,8 @@ scaled_tma(const int32_t* counts, int32_t live_word, const __grid_constant__ CUt
                 lower.step(s, a[s][1], a[s][3]);
                 begin_products();
                 widened_product(into, a[s], summed_inside(tokens + s / 4 * PANEL_BYTES + s % 4 * 32), s > 0 || !CHUNKS_SCALED);
-                commit_products();
             }
+            commit_products();
             wait_products<0>();
             if (lane == 0) barrier_arrive(empty + 8 * stage);
             if (CHUNKS_SCALED) {
