@@ -10,7 +10,6 @@ from atlas_core.contracts.ops import BindContext, OpImplementation, OpNeed, Pack
 from atlas_core.vocab.dtype import DType
 from atlas_core.vocab.kernel import Geometry, i32
 from atlas_core.vocab.layout import StorageLayout
-from atlas_core.vocab.verdict import Verdict
 from atlas_nvidia import packing
 from atlas_nvidia.implementations.base import (
     ELEMENTS,
@@ -23,8 +22,8 @@ from atlas_nvidia.packing import CHUNK, CHUNK_BYTES, E4M3_UNITS, NVFP4_UNITS, PA
 
 COLUMNS, ROWS, THREADS, WARPS = 8, 16, 256, 8
 """Tokens of the streaming kernels, weight rows of a tile, threads and warps of a block (scaled_gemv.cuh)."""
-TILE, STAGES = 128, {64: 3, 128: 2}
-"""Weight rows of a tile of scaled_gemm, and GEMM_STAGES by its tokens."""
+TILE, TOKENS, STAGES, TILE_THREADS = 128, 64, 3, 128
+"""Weight rows and tokens of a tile of scaled_gemm, stages, and threads of a block."""
 
 
 class Format(Struct, frozen=True):
@@ -126,30 +125,21 @@ class Streamed(ScaledLinear):
 
 
 class Tiled(ScaledLinear):
-    """Any number of tokens, ``edge`` of them and 128 weight rows a tile; clusters share out the summed dimension of few tiles."""
+    """Any number of tokens, 64 of them and 128 weight rows a tile; clusters share out the summed dimension of few tiles."""
 
     entry = "scaled_gemm"
 
-    def __init__(self, edge: int, residual: bool, format_: Format, element: DType) -> None:
-        self.edge = edge
-        module = "scaled_gemm" if edge == 64 else f"scaled_gemm_{edge}"
-        super().__init__(residual, f"scaled_gemm_{edge}", module, format_, element)
-
-    def supports(self, need: OpNeed) -> Verdict:
-        """See OpImplementation. The rank depends on the number of tokens."""
-        verdict = super().supports(need)
-        if not verdict.ok or self.edge == 64:
-            return verdict
-        return Verdict.yes(20 if need.operands["x"].shape[0] >= 256 else 5)
+    def __init__(self, residual: bool, format_: Format, element: DType) -> None:
+        super().__init__(residual, "scaled_gemm", "scaled_gemm", format_, element)
 
     def bind(self, need: OpNeed, context: BindContext) -> Sequence[Launch]:
         """See OpImplementation."""
         tokens, (rows, width) = need.operands["x"].shape[0], need.operands["weight"].shape
-        across, down = -(-tokens // self.edge), -(-rows // TILE)
+        across, down = -(-tokens // TOKENS), -(-rows // TILE)
         splits = shared_out(across * down, -(-width // 64), context.workers)
-        stage = self.edge * 2 * CHUNK + TILE // UNIT * (CHUNK_BYTES[self.format.packing] + 4)
+        stage = TOKENS * 2 * CHUNK + TILE // UNIT * (CHUNK_BYTES[self.format.packing] + 4)
         # Tokens vary fastest, so that blocks that run together share weights in the L2 cache.
-        geometry = Geometry((across, down, splits), (2 * self.edge, 1, 1), STAGES[self.edge] * stage)
+        geometry = Geometry((across, down, splits), (TILE_THREADS, 1, 1), STAGES * stage)
         return self.launch(context, geometry, self.arguments(need, context), cluster=(1, 1, splits))
 
 
@@ -160,11 +150,5 @@ def streamed(formats: Sequence[Format]) -> list[OpImplementation]:
 
 ALL: tuple[OpImplementation, ...] = (
     *streamed(FORMATS),
-    *(
-        Tiled(edge, residual, each, element)
-        for element in ELEMENTS
-        for each in FORMATS
-        for residual in (False, True)
-        for edge in STAGES
-    ),
+    *(Tiled(residual, each, element) for element in ELEMENTS for each in FORMATS for residual in (False, True)),
 )

@@ -1,20 +1,13 @@
-// y = x · weightᵀ (+ residual) for many tokens, with FP8 or NVFP4 weights: tiles of TILE_M tokens and 128 weight rows on the
+// y = x · weightᵀ (+ residual) for many tokens, with FP8 or NVFP4 weights: tiles of 64 tokens and 128 weight rows on the
 // tensor cores, which get weights as their left operand out of registers. Where tiles are few, the blocks of a cluster
 // share out the summed dimension of one tile, and each stores some of its tokens.
 #include "scaled_tile.cuh"
-
-#ifndef TILE_M
-#define TILE_M 64
-#endif
-#ifndef GEMM_STAGES
-#define GEMM_STAGES 3
-#endif
 
 using namespace atlas;
 
 namespace {
 
-constexpr int THREADS = 2 * TILE_M;
+constexpr int TILE_M = 64, GEMM_STAGES = 3, THREADS = 128;
 constexpr int X_BYTES = TILE_M * SCALED_CHUNK * 2, CODES_BYTES = TILE_UNITS * PIECE_BYTES;
 constexpr int STAGE_BYTES = X_BYTES + CODES_BYTES + TILE_UNITS * 4;
 static_assert(TILE_M * SUM_STRIDE * 4 <= GEMM_STAGES * STAGE_BYTES, "finished sums lie where the stages were");
@@ -58,32 +51,27 @@ struct Stages {
 struct WarpSums {
     float acc[2][8][4] = {};
 
-    static __device__ int first_row() { return threadIdx.x / WARP % 4 * 32; }
-    static __device__ int first_token() { return threadIdx.x / WARP / 4 * 64; }
+    static __device__ int first_row() { return threadIdx.x / WARP * 32; }
 
     __device__ void add(uint32_t x_tile, const unsigned char* pieces) {
         const int lane = threadIdx.x % WARP;
         const unsigned char* mine = pieces + first_row() / UNIT_ROWS * PIECE_BYTES;
-        Numbers numbers[4];
-#pragma unroll
-        for (int u = 0; u < 4; ++u) numbers[u].load(mine + u * PIECE_BYTES, lane);
         float part[2][8][4] = {};
         float(&into)[2][8][4] = CHUNKS_SCALED ? part : acc;
 #pragma unroll
         for (int i = 0; i < SCALED_STEPS / 2; ++i) {
             uint32_t a[2][2][4];
 #pragma unroll
-            for (int u = 0; u < 2; ++u) {
+            for (int u = 0; u < 4; ++u) {
+                Numbers numbers;  // of which two steps are loaded: registers are few
+                numbers.load(mine + u * PIECE_BYTES, lane);
 #pragma unroll
-                for (int s = 0; s < 2; ++s) {
-                    numbers[2 * u].step(2 * i + s, a[u][s][0], a[u][s][2]);
-                    numbers[2 * u + 1].step(2 * i + s, a[u][s][1], a[u][s][3]);
-                }
+                for (int s = 0; s < 2; ++s) numbers.step(2 * i + s, a[u / 2][s][u % 2], a[u / 2][s][u % 2 + 2]);
             }
 #pragma unroll
             for (int j = 0; j < 8; ++j) {
                 uint32_t b[4];
-                load_matrix(b, piece(x_tile, first_token() + j * 8 + lane % 8, 4 * i + lane / 8));
+                load_matrix(b, piece(x_tile, j * 8 + lane % 8, 4 * i + lane / 8));
 #pragma unroll
                 for (int u = 0; u < 2; ++u) {
 #pragma unroll
@@ -113,7 +101,7 @@ struct WarpSums {
         for (int u = 0; u < 4; ++u) {
             const int unit = min(first_unit + first_row() / UNIT_ROWS + u, matrix.units - 1);
             const float by = matrix.unit(unit).of_rows[lane / 4];
-            float* to = sums + (first_token() + lane % 4 * 2) * SUM_STRIDE + first_row() + u * UNIT_ROWS + lane / 4;
+            float* to = sums + lane % 4 * 2 * SUM_STRIDE + first_row() + u * UNIT_ROWS + lane / 4;
 #pragma unroll
             for (int j = 0; j < 8; ++j) {
                 to[j * 8 * SUM_STRIDE] = acc[u / 2][j][u % 2 * 2] * by;
