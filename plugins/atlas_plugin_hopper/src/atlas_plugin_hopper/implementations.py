@@ -24,5 +24,5 @@ def implementations() -> list[OpImplementation]:
     experts = [SortedByEngine(op, element) for element in ELEMENTS for op in SORTED]
     shared = [SharedBeside(element) for element in ELEMENTS]
     chained = [*skinny_chains(), *chains(), *moe_chains(), *hybrids()]
-    products_ = [*products(), *scaled()]
-    return [*attention, *products_, *layers(), *prompt_chains(), *experts, *shared, *skinny(), *chained, *heads()]
+    dense = [*products(), *scaled()]
+    return [*attention, *dense, *layers(), *prompt_chains(), *experts, *shared, *skinny(), *chained, *heads()]
