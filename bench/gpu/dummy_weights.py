@@ -10,7 +10,7 @@ import time
 
 import numpy as np
 
-from atlas_core.assembly.engine import open_backend
+from atlas_core.assembly.engine import library_of, open_backend
 from atlas_core.assembly.machine import choose_machine
 from atlas_core.assembly.memory import ModelSource, Weights
 from atlas_core.assembly.model import open_model
@@ -37,7 +37,7 @@ def main() -> None:
     plan = make_plan(model, machine, settings)
     weights = Weights.of(plan, model)
     source = ModelSource(model, weights)
-    backend, _ = open_backend(machine, model, plan.settings)
+    backend = open_backend(machine, library_of(machine, model), plan.settings)
     began = time.perf_counter()
     memory = load_weights(backend, weights.copies, source)
     print(f"{len(weights.copies)} weights, {weights.nbytes / 1e9:.2f} GB, made in {time.perf_counter() - began:.2f} s")

@@ -201,7 +201,8 @@ def test_probes_are_asked_again(registry, model, tmp_path, monkeypatch):
     machine = choose_machine(registry, None)
     found = open_model(registry, asked, lambda *progress: None)
     plan = make_plan(found, machine, asked)
-    backend, library = engine.open_backend(machine, found, plan.settings, None)
+    library = engine.library_of(machine, found)
+    backend = engine.open_backend(machine, library, plan.settings)
     begun = starts.Begun(registry, asked, registry.began)
     assert starts.keep(folder, begun, machine, found, plan, None, library)
     backend.close()
@@ -381,13 +382,13 @@ def test_kernels_that_were_not_kept_are_looked_up(kept):
     found = starts.find(folder, begun)
     machine = found.machine()
     model = found.model()
-    target = found.library(machine, None).target
-    backend, library = engine.open_backend(machine, model, begun.settings, found)
+    library = found.library(machine)
+    assert library.target == engine.library_of(machine, model).target
+    backend = engine.open_backend(machine, library, begun.settings)
     known = {kernel.module for kernel in library.found()}
     module = next(name for name, _ in library.modules() if name not in known)
     entry = next(unit for unit in machine.tree.units("cpu") if unit.module == module).entries[0].name
     assert library.find(module, entry).module == module
     assert library.stale() == {}
-    assert target is None
     backend.close()
     model.checkpoint.close()

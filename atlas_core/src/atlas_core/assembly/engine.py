@@ -17,7 +17,6 @@ from atlas_core.assembly.early import begin_reading, large_files
 from atlas_core.assembly.environment import discover_plugins, start_folder
 from atlas_core.assembly.garbage import kept_waiting
 from atlas_core.assembly.kept import start as starts
-from atlas_core.assembly.kept.start import KeptStart
 from atlas_core.assembly.machine import Machine, choose_machine
 from atlas_core.assembly.memory import Weights, allocate, begin_loading, plan_memory, with_graphs, with_inputs
 from atlas_core.assembly.model import Model, open_model
@@ -158,15 +157,22 @@ def build(
             waking = aside.start(partial(wake, machine)) if machine.declaration.wake else None
             if waking:
                 awake.callback(_let_go, waking)
+
+            def opening(library: KernelLibrary, path: Path) -> tuple[GpuBackend, KernelLibrary]:
+                backend = open_backend(machine, library, settled(settings, machine))
+                undo.callback(backend.close)
+                forewarn(backend, path, settings)
+                return backend, library
+
+            opened = None
+            if kept and not waking:  # opening it takes no time, and memory gets ready while all else is taken
+                opened = opening(kept.library(machine), Path(settings.model or "").expanduser())
             model = kept.model() if kept else open_model(registry, settings, ledger.progress)
             files.callback(model.checkpoint.close)
             ahead = aside.start(partial(begin_reading, model, settings, guessed))
             files.callback(_close, ahead)
-            opened = None
-            if not waking:  # opening it takes no time, and memory gets ready while the step is planned
-                opened = open_backend(machine, model, settled(settings, machine), kept)
-                undo.callback(opened[0].close)
-                forewarn(opened[0], model, settings)
+            if not opened and not waking:  # or while the step is planned
+                opened = opening(library_of(machine, model), model.checkpoint.path)
             plan = kept.plan(machine, model) if kept else make_plan(model, machine, settings)
         vocabulary = Vocabulary(aside, model)
         if waking:
@@ -174,9 +180,11 @@ def build(
         with ledger.phase("device"):
             if waking:
                 waking.result()
-            backend, library = opened or open_backend(machine, model, plan.settings, kept)
             if opened is None:
-                undo.callback(backend.close)
+                library = kept.library(machine) if kept else library_of(machine, model)
+                opened = open_backend(machine, library, plan.settings), library
+                undo.callback(opened[0].close)
+            backend, library = opened
             awake.close()
             found = backend.facts().processors
             processors = kept.processors if kept else machine.processors
@@ -201,11 +209,11 @@ def build(
     return Built(machine, model, plan, tokenizer, library, backend, runner, limits, budget)
 
 
-def forewarn(backend: GpuBackend, model: Model, settings: Settings) -> None:
-    """Say how much memory weights will most likely take, where a backend has a use for that: as much as their files do."""
+def forewarn(backend: GpuBackend, path: Path, settings: Settings) -> None:
+    """Say how much memory the weights at ``path`` will most likely take, where a backend has a use for that: as much as their files do."""
     if isinstance(backend, Forewarned) and settings.load_format == "auto" and settings.transcode == "none":
         with suppress(OSError):  # whoever reads the files says what is wrong
-            backend.expect(sum(file.stat().st_size for file in large_files(model.checkpoint.path)))
+            backend.expect(sum(file.stat().st_size for file in large_files(path)))
 
 
 def wake(machine: Machine) -> Callable[[], None]:
@@ -256,16 +264,19 @@ class Vocabulary:
         return Tokenizer(self._model.checkpoint.tokenizer(), lazy=True)
 
 
-def open_backend(
-    machine: Machine, model: Model, settings: Settings, kept: KeptStart | None = None
-) -> tuple[GpuBackend, KernelLibrary]:
-    """The device, current for this thread, with the kernels of the target."""
-    target = Target(machine.name, machine.arch, model.family, model.format_name)
-    library = kept.library(machine, target) if kept else KernelLibrary(machine.tree, machine.places, target)
+def library_of(machine: Machine, model: Model) -> KernelLibrary:
+    """The kernels of the target that machine and model make."""
+    return KernelLibrary(
+        machine.tree, machine.places, Target(machine.name, machine.arch, model.family, model.format_name)
+    )
+
+
+def open_backend(machine: Machine, library: KernelLibrary, settings: Settings) -> GpuBackend:
+    """The device, current for this thread, with these kernels."""
     options = {} if settings.threads is None else {"threads": settings.threads}
     backend: GpuBackend = load(machine.declaration.backend, machine.dist)(library, 0, **options)
     backend.bind_to_thread()
-    return backend, library
+    return backend
 
 
 def audit(plan: StepPlan, library: KernelLibrary) -> None:

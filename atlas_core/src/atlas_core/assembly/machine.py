@@ -22,6 +22,13 @@ if TYPE_CHECKING:
     from atlas_core.plugins.probe import Prober
 
 
+class Brought(Struct, frozen=True):
+    """What plugins bring for a machine."""
+
+    implementations: tuple[OpImplementation, ...]
+    fused: tuple[FusedOp, ...]
+
+
 NOT_BUILT = Verdict.no("its kernels are not built")
 
 
@@ -29,7 +36,8 @@ class Machine(Struct, frozen=True):
     """A hardware with everything that it inherits. ``candidates`` and ``archs`` hold everybody who was asked.
 
     ``chain`` says what its makers declare, and those of the machines that it extends, most specific first. ``scanned`` gives the kernel
-    tree of all installed plugins, as far as it is this machine's, with its places. Nothing here needs the device.
+    tree of all installed plugins, as far as it is this machine's, with its places; ``brought`` what plugins of the chain bring for it. Nothing
+    here needs the device.
     """
 
     name: str
@@ -38,10 +46,19 @@ class Machine(Struct, frozen=True):
     dist: str
     chain: tuple[HardwareManifest, ...]
     scanned: Callable[[], tuple[KernelTree, Places]]
-    implementations: tuple[OpImplementation, ...]
-    fused: tuple[FusedOp, ...]
+    brought: Callable[[], "Brought"]
     candidates: tuple[Candidate, ...]
     archs: tuple[Candidate, ...]
+
+    @property
+    def implementations(self) -> tuple[OpImplementation, ...]:
+        """Whoever runs ops on it, most specific first."""
+        return self.brought().implementations
+
+    @property
+    def fused(self) -> tuple[FusedOp, ...]:
+        """The fused ops that it knows, most specific first."""
+        return self.brought().fused
 
     @property
     def tree(self) -> KernelTree:
@@ -100,18 +117,16 @@ def choose_machine(
     tree.refuse_findings(frozenset(hardware.package for hardware in chain))
     chosen, archs = _choose_arch(registry, tree, places, name, arch)
     manifests = tuple(hardware.manifest for hardware in chain)
-    return machine_of(registry, name, chosen, manifests, lambda: (tree, places), candidates, archs)
-
-
-def machine_of(
-    registry: Registry, name: str, arch: str, chain: tuple[HardwareManifest, ...],
-    scanned: Callable[[], tuple[KernelTree, Places]], candidates: tuple[Candidate, ...], archs: tuple[Candidate, ...],
-) -> Machine:  # fmt: skip
-    """The machine of these choices, with what its plugins bring. Raises PluginError."""
+    has = brought(registry, manifests)
     return Machine(
-        name, arch, registry.hardware[name], registry.hardware.owner(name).dist, chain, scanned,
-        tuple(_collect(registry, chain, "implementations")), tuple(_collect(registry, chain, "fused")), candidates, archs,
+        name, chosen, registry.hardware[name], registry.hardware.owner(name).dist, manifests, lambda: (tree, places),
+        lambda: has, candidates, archs,
     )  # fmt: skip
+
+
+def brought(registry: Registry, chain: Sequence[HardwareManifest]) -> Brought:
+    """What the plugins of a machine, and of those that it extends, bring for it. Raises PluginError."""
+    return Brought(tuple(_collect(registry, chain, "implementations")), tuple(_collect(registry, chain, "fused")))
 
 
 def machine_tree(registry: Registry, name: str) -> tuple[KernelTree, Places]:

@@ -15,7 +15,7 @@ from atlas_core.assembly.kept import file, installed, marks
 from atlas_core.assembly.kept.library import KeptLibrary
 from atlas_core.assembly.kept.plan import planned, tabled
 from atlas_core.assembly.kept.tables import Tables
-from atlas_core.assembly.machine import NOT_BUILT, Machine, arch_judge, machine_of, machine_tree, probed
+from atlas_core.assembly.machine import NOT_BUILT, Machine, arch_judge, brought, machine_tree, probed
 from atlas_core.assembly.model import Model, Understood, open_model, reopen_model
 from atlas_core.assembly.plan import StepPlan, make_plan
 from atlas_core.contracts.checkpoint import Remembering
@@ -46,6 +46,7 @@ class _Kept(Struct, array_like=True):
     remembered: bytes | None
     processors: int | None
     plan: Tables
+    target: Target
     kernels: tuple[CompiledKernel, ...]
     kernels_digest: str
 
@@ -70,10 +71,13 @@ class KeptStart:
         return self._kept.processors
 
     def machine(self) -> Machine:
-        """The machine, whose kernel tree is read when somebody asks for it."""
+        """The machine, whose kernel tree is read, and whose plugins are imported, when somebody asks for what they have."""
         kept, registry = self._kept.machine, self._registry
-        scanned = cache(partial(machine_tree, registry, kept.name))
-        return machine_of(registry, kept.name, kept.arch, kept.chain, scanned, kept.candidates, kept.archs)
+        return Machine(
+            kept.name, kept.arch, registry.hardware[kept.name], registry.hardware.owner(kept.name).dist, kept.chain,
+            cache(partial(machine_tree, registry, kept.name)), cache(partial(brought, registry, kept.chain)),
+            kept.candidates, kept.archs,
+        )  # fmt: skip
 
     def model(self) -> Model:
         """The model; its checkpoint's headers are read when somebody asks for what was not kept. Raises as ``open_model`` does."""
@@ -83,13 +87,13 @@ class KeptStart:
             model = reopen_model(self._registry, path, self._kept.understood, remembered)
         return model or open_model(self._registry, self._settings, lambda done, total, note: None)
 
-    def library(self, machine: Machine, target: Target) -> KernelLibrary:
-        """The kernels of ``target``, which is the kept one."""
+    def library(self, machine: Machine) -> KernelLibrary:
+        """The kernels of the target."""
 
         def whole() -> KernelLibrary:
-            return KernelLibrary(machine.tree, machine.places, target)
+            return KernelLibrary(machine.tree, machine.places, self._kept.target)
 
-        return KeptLibrary(target, self._kept.kernels, self._kept.kernels_digest, whole)
+        return KeptLibrary(self._kept.target, self._kept.kernels, self._kept.kernels_digest, whole)
 
     def plan(self, machine: Machine, model: Model) -> StepPlan:
         """The plan; made anew should somebody not be there who was there, as it would be for a plugin that goes by more than its files."""
@@ -177,7 +181,7 @@ def keep(
         _Machine(machine.name, machine.arch, machine.chain, machine.candidates, machine.archs),
         Understood(model.container, model.containers, model.format_name, model.formats, model.preset),
         checkpoint.remembered() if isinstance(checkpoint, Remembering) else None,
-        processors, tables, library.found(), library.digest(),
+        processors, tables, library.target, library.found(), library.digest(),
     )  # fmt: skip
     file.write(_place(folder, begun.settings), msgspec.msgpack.encode(kept, enc_hook=str))
     return True
