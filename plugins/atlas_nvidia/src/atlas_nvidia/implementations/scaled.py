@@ -45,12 +45,30 @@ class Format(Struct, frozen=True):
         return WARPS * self.depth * slot + 2 * WARPS * ROWS * COLUMNS * 4
 
 
-FORMATS = (Format(E4M3_UNITS, "", 6), Format(NVFP4_UNITS, "_nvfp4", 8))
+FORMATS = (Format(E4M3_UNITS, "", 3), Format(NVFP4_UNITS, "_nvfp4", 4))
 
 
-def alone(need: OpNeed, nbytes: int) -> int:
-    """Shared memory for so many bytes with which a block is the only one on its processor: those that come early do not pile up."""
-    return max(nbytes, shared_limit(need) // 2 + 512)
+class Place(Struct, frozen=True):
+    """Blocks of a processor, the shared memory of each, and which of the ways of using it this is."""
+
+    blocks: int
+    shared: int
+    way: int = 0
+
+    @classmethod
+    def of(cls, need: OpNeed, *ways: int) -> "Place":
+        """The first of these ways, by their bytes, with room for two blocks, else the first with room for one.
+
+        One warp's instructions wait for one another, so that eight are too few. A lone block takes more than half of the memory: those
+        that come early, of the next launch, do not pile up where there is room first.
+        """
+        half = (shared_limit(need) - 1024) // 2
+        for way, nbytes in enumerate(ways):
+            if nbytes <= half:
+                return cls(2, nbytes, way)
+        fitting = [way for way, nbytes in enumerate(ways) if nbytes <= shared_limit(need)]
+        way = fitting[0] if fitting else len(ways) - 1
+        return cls(1, max(ways[way], half + 1024), way)
 
 
 class Scaled(Implementation):
@@ -100,28 +118,24 @@ class Streamed(ScaledLinear):
         reasons, tokens = super().refusals(need), need.operands["x"].shape[0]
         if tokens > COLUMNS:
             reasons.append(f"it takes at most {COLUMNS} tokens, not {tokens}")
-        elif self._shared(need) > shared_limit(need):
-            reasons.append(
-                f"it needs {self._shared(need)} bytes of shared memory, and {need.arch} has {shared_limit(need)}"
-            )
+        elif (nbytes := self._place(need).shared) > shared_limit(need):
+            reasons.append(f"it needs {nbytes} bytes of shared memory, and {need.arch} has {shared_limit(need)}")
         return reasons
 
     def bind(self, need: OpNeed, context: BindContext) -> Sequence[Launch]:
         """See OpImplementation."""
-        tiles = -(-need.operands["weight"].shape[0] // ROWS)
-        geometry = Geometry((min(tiles, context.workers), 1, 1), (THREADS, 1, 1), self._shared(need))
-        own = i32(need.operands["x"].shape[0]), i32(int(self._resident(need) <= shared_limit(need)))
+        tiles, place = -(-need.operands["weight"].shape[0] // ROWS), self._place(need)
+        geometry = Geometry((min(tiles, place.blocks * context.workers), 1, 1), (THREADS, 1, 1), place.shared)
+        own = i32(need.operands["x"].shape[0]), i32(int(place.way == 0))
         return self.launch(context, geometry, self.arguments(need, context, *own))
 
-    def _resident(self, need: OpNeed) -> int:
-        """Bytes of shared memory with all tokens in it."""
+    def _place(self, need: OpNeed) -> Place:
+        """With all tokens in shared memory, or with those that come with the chunks."""
         tokens, width = need.operands["x"].shape
-        return self.format.ring + tokens * (-(-width // CHUNK) * 2 * CHUNK + 16)
-
-    def _shared(self, need: OpNeed) -> int:
-        resident = self._resident(need)
-        streamed = self.format.ring + WARPS * self.format.depth * 2 * CHUNK * need.operands["x"].shape[0]
-        return alone(need, resident if resident <= shared_limit(need) else streamed)
+        resident = tokens * (-(-width // CHUNK) * 2 * CHUNK + 16)
+        return Place.of(
+            need, self.format.ring + resident, self.format.ring + WARPS * self.format.depth * 2 * CHUNK * tokens
+        )
 
 
 class Tiled(ScaledLinear):

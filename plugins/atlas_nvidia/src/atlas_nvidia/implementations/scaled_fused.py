@@ -21,7 +21,7 @@ from atlas_nvidia.implementations.base import (
     vector_type,
 )
 from atlas_nvidia.implementations.heads import HeadsRopeAppend
-from atlas_nvidia.implementations.scaled import COLUMNS, FORMATS, ROWS, THREADS, WARPS, Format, Scaled, alone
+from atlas_nvidia.implementations.scaled import COLUMNS, FORMATS, ROWS, THREADS, WARPS, Format, Place, Scaled
 from atlas_nvidia.packing import CHUNK, UNIT
 
 
@@ -56,8 +56,9 @@ class _Normed(Scaled):
         return self.format.ring + 2 * tokens * (width + 32) + 4 * width + 4 * WARPS * COLUMNS
 
     def over(self, tiles: int, need: OpNeed, context: BindContext) -> Geometry:
-        """One block a processor, or one a tile."""
-        return Geometry((min(tiles, context.workers), 1, 1), (THREADS, 1, 1), alone(need, self.shared(need)))
+        """Two blocks a processor where there is room, or one a tile."""
+        place = Place.of(need, self.shared(need))
+        return Geometry((min(tiles, place.blocks * context.workers), 1, 1), (THREADS, 1, 1), place.shared)
 
 
 class NormGateUp(_Normed):

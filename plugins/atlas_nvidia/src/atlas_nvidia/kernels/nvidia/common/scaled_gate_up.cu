@@ -4,7 +4,7 @@
 
 using namespace atlas;
 
-extern "C" __global__ void __launch_bounds__(GEMV_THREADS, 1)
+extern "C" __global__ void __launch_bounds__(GEMV_THREADS, 2)
 scaled_gate_up(const int32_t* counts, const float* x, const void* norm_weight, const uint8_t* gate_weight,
                const uint8_t* up_weight, uint16_t* y, int32_t rows, int32_t width, int32_t capacity, float eps,
                int32_t norm_type) {

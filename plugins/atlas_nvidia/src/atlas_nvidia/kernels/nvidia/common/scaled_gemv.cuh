@@ -1,12 +1,13 @@
 // gemv.cuh for weights of scaled_weights.cuh: products with up to 8 columns (tokens), bound by the speed at which weights
 // arrive. A tile is two units; the warps of a block share out its chunks in 8 runs, each keeping SCALED_DEPTH of them in
-// flight over the borders of tiles.
+// flight over the borders of tiles. A processor has two blocks where both find room: eight warps wait for their own
+// instructions half of the time.
 #pragma once
 #include "gemv.cuh"
 #include "scaled_weights.cuh"
 
 #ifndef SCALED_DEPTH
-#define SCALED_DEPTH 6
+#define SCALED_DEPTH 3
 #endif
 
 namespace atlas {

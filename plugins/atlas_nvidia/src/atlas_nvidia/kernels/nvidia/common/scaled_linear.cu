@@ -57,7 +57,7 @@ __device__ inline void multiply(unsigned char* shared, const ScaledMatrix& matri
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(GEMV_THREADS, 1)
+extern "C" __global__ void __launch_bounds__(GEMV_THREADS, 2)
 scaled_linear(const int32_t* counts, int32_t live_word, const uint16_t* x, const uint8_t* weight, const float* residual,
               void* y, int32_t rows, int32_t width, int32_t capacity, int32_t resident, int32_t y_f32) {
     extern __shared__ __align__(16) unsigned char shared[];

@@ -28,7 +28,7 @@ struct Products {
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(GEMV_THREADS, 1)
+extern "C" __global__ void __launch_bounds__(GEMV_THREADS, 2)
 scaled_linears(const int32_t* counts, const float* x, const void* norm_weight, const uint8_t* weight_0,
                const uint8_t* weight_1, const uint8_t* weight_2, uint16_t* y_0, uint16_t* y_1, uint16_t* y_2,
                int32_t rows_0, int32_t rows_1, int32_t rows_2, int32_t width, int32_t capacity, float eps,

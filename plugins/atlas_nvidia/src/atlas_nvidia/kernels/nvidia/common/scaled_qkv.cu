@@ -21,7 +21,7 @@ struct Tile {
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(GEMV_THREADS, 1)
+extern "C" __global__ void __launch_bounds__(GEMV_THREADS, 2)
 scaled_qkv(const int32_t* counts, const float* x, const void* norm_weight, const uint8_t* q_weight,
            const uint8_t* k_weight, const uint8_t* v_weight, const float* inv_freq, const int32_t* positions,
            const int32_t* token_row, const int32_t* row_slot, const int32_t* slots, uint16_t* cache, uint16_t* q,
