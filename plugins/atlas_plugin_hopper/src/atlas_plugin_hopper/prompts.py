@@ -14,7 +14,7 @@ from atlas_nvidia.implementations.linear import Linear
 from atlas_plugin_hopper.tiles import Normed
 
 GROUP, DEPTH, PEERS = 64, 64, 2
-"""Tokens of a warpgroup, summed elements of a stage, and blocks of the cluster that shares weights (prompt_product.cuh)."""
+"""Tokens of a warpgroup, summed elements of a stage, and blocks of the cluster that shares what it fetches (prompt_product.cuh)."""
 WARPGROUP = 128
 CLUSTERS = 66
 """That run at once on 132 processors."""
@@ -27,6 +27,7 @@ HANDOVER = 8
 class Tiles(Struct, frozen=True):
     """One instance: tokens and weight rows of a tile, stages of the ring, what a sum costs beside one of the widest tiles.
 
+    The blocks of a cluster have the same weights and neighbouring tokens; with ``same_tokens`` those, and neighbouring weights.
     ``parts`` clusters share out the summed dimension of a tile. What is done with sums takes as long as ``ending`` steps of a tile, and
     ``once`` more behind the last; ``staged`` ones lie in shared memory then. ``box`` weight rows are copied at once, if not a block's share.
     """
@@ -40,6 +41,7 @@ class Tiles(Struct, frozen=True):
     once: int = 0
     staged: bool = False
     box: int = 0
+    same_tokens: bool = False
 
     @property
     def shared(self) -> int:
@@ -50,7 +52,12 @@ class Tiles(Struct, frozen=True):
     @property
     def share(self) -> int:
         """Weight rows that a block of the cluster fetches, at once."""
-        return self.box or self.rows // PEERS
+        return self.box or (self.rows if self.same_tokens else self.rows // PEERS)
+
+    @property
+    def span(self) -> int:
+        """Tokens of a cluster."""
+        return self.tokens if self.same_tokens else PEERS * self.tokens
 
     @property
     def threads(self) -> int:
@@ -59,7 +66,8 @@ class Tiles(Struct, frozen=True):
 
     def pairs(self, tokens: int, columns: int) -> int:
         """What a cluster takes at once, all in all."""
-        return -(-tokens // (PEERS * self.tokens)) * columns * self.parts
+        across = -(-columns // PEERS) if self.same_tokens else columns
+        return -(-tokens // self.span) * across * self.parts
 
     def busy(self, tokens: int, rows: int) -> float:
         """Share of the clusters that work, on average."""
@@ -81,17 +89,18 @@ class Tiles(Struct, frozen=True):
         """Sums that all clusters together hand over, at most."""
         if self.parts == 1:
             return 0
-        tile = PEERS * self.tokens
-        return -(-tokens // tile) * tile * columns * self.rows
+        return -(-tokens // self.span) * self.span * columns * self.rows
 
 
 WIDE, NARROW = Tiles(128, 256, 4, 1.0), Tiles(128, 128, 6, 1.05)
-NARROW_PARTS, TALL_PARTS = Tiles(128, 128, 6, 1.05, parts=2), Tiles(192, 128, 5, 1.05, parts=2)
+NARROW_PARTS, TALL_PARTS = Tiles(128, 128, 6, 1.05, parts=2), Tiles(192, 128, 5, 1.05, parts=2, same_tokens=True)
+LEAN = Tiles(128, 96, 7, 1.3, same_tokens=True)
 INSTANCES: Mapping[Tiles, str] = {
     WIDE: "linear_tma",
     NARROW: "linear_tma_128",
     NARROW_PARTS: "linear_tma_128_parts",
     TALL_PARTS: "linear_tma_192_parts",
+    LEAN: "linear_tma_96",
 }
 """Modules of linear_tma.cu."""
 FLAG_TOKENS = 16
@@ -99,12 +108,13 @@ FLAG_TOKENS = 16
 
 
 def tokens_map(address: int, tokens: int, width: int, tiles: Tiles) -> Arg:
-    """A block's tokens of an activation."""
-    return tensor_map(TensorMap(address, (tokens, width), (tiles.tokens, DEPTH), 2))
+    """The tokens of an activation that a block fetches at once."""
+    box = tiles.tokens // PEERS if tiles.same_tokens else tiles.tokens
+    return tensor_map(TensorMap(address, (tokens, width), (box, DEPTH), 2))
 
 
 def weight_map(need: OpNeed, context: BindContext, name: str, tiles: Tiles) -> Arg:
-    """A block's share of a matrix."""
+    """The rows of a matrix that a block fetches at once."""
     return tensor_map(TensorMap(context.operands[name].address, need.operands[name].shape, (tiles.share, DEPTH), 2))
 
 

@@ -12,7 +12,7 @@ struct Groups {
     static constexpr int FIRST = from, COUNT = many;
 };
 
-constexpr int AT_ONCE = PROMPT_ROWS > 128 || CONSUMERS > 2 ? 4 : 8;  // groups of 8 sums whose residuals are in flight together, those of both tokens
+constexpr int AT_ONCE = PROMPT_ROWS > 128 || PROMPT_ROWS == 96 || CONSUMERS > 2 ? 4 : 8;  // groups of 8 sums whose residuals are in flight together, those of both tokens
 
 // What is added to such sums of a thread's two tokens, and the weights of the norm behind them, two neighbours in a word.
 struct Added {

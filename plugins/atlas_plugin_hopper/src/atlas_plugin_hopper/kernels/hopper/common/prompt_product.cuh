@@ -2,7 +2,8 @@
 // and multiplied by warpgroups of 64 tokens each (after CUTLASS's "cooperative" schedule).
 //
 // Two blocks of a cluster take the same weight rows and neighbouring tokens; each fetches half of the weights for both, which
-// halves what the L2 cache has to give. Clusters are as many as the machine holds and walk over the tiles, so that the
+// halves what the L2 cache has to give. With SHARE_TOKENS they take the same tokens and neighbouring tiles of rows, which saves more
+// where a tile has fewer rows than tokens. Clusters are as many as the machine holds and walk over the tiles, so that the
 // copies of the next tile run while the sums of the last are stored. Where tiles are too few for the machine, each is summed in
 // PARTS of the summed dimension by as many clusters.
 #pragma once
@@ -20,10 +21,14 @@
 #ifndef STAGES
 #define STAGES 4
 #endif
+#ifndef SHARE_TOKENS
+#define SHARE_TOKENS 0
+#endif
 
 namespace atlas {
 
 constexpr int GROUP_TOKENS = 64, PROMPT_TOKENS = CONSUMERS * GROUP_TOKENS, PROMPT_DEPTH = PANEL;
+constexpr int TILE_COLUMNS = SHARE_TOKENS ? 2 : 1;  // tiles of rows that a cluster has at once
 constexpr int PROMPT_PEERS = 2, SHARE = PROMPT_ROWS / PROMPT_PEERS, PROMPT_THREADS = (1 + CONSUMERS) * WARPGROUP;
 constexpr int X_BYTES = PROMPT_TOKENS * PROMPT_DEPTH * 2, STAGE_BYTES = X_BYTES + PROMPT_ROWS * PROMPT_DEPTH * 2;
 static_assert(PROMPT_ROWS == 96 || PROMPT_ROWS == 128 || PROMPT_ROWS == 224 || PROMPT_ROWS == 256, "an instruction for this width is not written");
@@ -69,13 +74,21 @@ __device__ inline void copy_tile_to_all(uint32_t to, const CUtensorMap* map, int
                  ::"r"(to), "l"(map), "r"(column), "r"(row), "r"(barrier), "h"(static_cast<uint16_t>(3)) : "memory");
 }
 
-// This block's half of a tile of weights, from `row` of a matrix on.
+// What this block fetches of a tile of weights, from `row` of a matrix on: half for both, or its own.
 __device__ inline void bring_rows(uint32_t to, const CUtensorMap* map, int depth, int row, int peer, uint32_t barrier) {
-    copy_tile_to_all(to + peer * SHARE * PROMPT_DEPTH * 2, map, depth, row + peer * SHARE, barrier);
+    if constexpr (SHARE_TOKENS) copy_tile(to, map, depth, row, barrier);
+    else copy_tile_to_all(to + peer * SHARE * PROMPT_DEPTH * 2, map, depth, row + peer * SHARE, barrier);
 }
 
-// Which tile comes at which turn: the tokens of a pair of blocks vary fastest, so that clusters that run together share
-// weights; past GROUP pairs of tiles of tokens the rows advance, so that they share tokens as well.
+// The same of a tile of tokens.
+__device__ inline void bring_tokens(uint32_t to, const CUtensorMap* map, int depth, int token, int peer, uint32_t barrier) {
+    constexpr int HALF = PROMPT_TOKENS / PROMPT_PEERS;
+    if constexpr (SHARE_TOKENS) copy_tile_to_all(to + peer * HALF * PROMPT_DEPTH * 2, map, depth, token + peer * HALF, barrier);
+    else copy_tile(to, map, depth, token, barrier);
+}
+
+// Which tile comes at which turn: the tokens of a cluster vary fastest, so that clusters that run together share
+// weights; past GROUP tiles of tokens the rows advance, so that they share tokens as well.
 struct Walk {
     int pairs, columns;
     static constexpr int GROUP = 2;
@@ -180,18 +193,22 @@ __device__ inline void prompt_product(const CUtensorMap* x, int live, int column
     }
     meet_peer();
     const int all = (width + PROMPT_DEPTH - 1) / PROMPT_DEPTH, each = (all + PARTS - 1) / PARTS;
-    const Walk walk{(live + PROMPT_PEERS * PROMPT_TOKENS - 1) / (PROMPT_PEERS * PROMPT_TOKENS), PARTS * columns};
+    constexpr int SPAN = SHARE_TOKENS ? PROMPT_TOKENS : PROMPT_PEERS * PROMPT_TOKENS;  // tokens of a cluster
+    const int across = (columns + TILE_COLUMNS - 1) / TILE_COLUMNS;
+    const Walk walk{(live + SPAN - 1) / SPAN, PARTS * across};
     const int clusters = gridDim.x / PROMPT_PEERS, first = blockIdx.x / PROMPT_PEERS;
     // The first token is the block's.
     auto locate = [&](int turn) {
         Tile tile{};
         walk.at(turn, tile.token, tile.column);
-        tile.token = (tile.token * PROMPT_PEERS + peer) * PROMPT_TOKENS;
+        tile.token *= SPAN;
         if constexpr (PARTS > 1) {
-            tile.part = tile.column / columns;
-            tile.column -= tile.part * columns;
+            tile.part = tile.column / across;
+            tile.column -= tile.part * across;
             tile.together = walk.count() <= clusters;
         }
+        if constexpr (SHARE_TOKENS) tile.column = tile.column * TILE_COLUMNS + peer;
+        else tile.token += peer * PROMPT_TOKENS;
         tile.last = turn + clusters >= walk.count();
         return tile;
     };
@@ -223,7 +240,7 @@ __device__ inline void prompt_product(const CUtensorMap* x, int live, int column
                         barrier_wait(empty(stage), parity);
                         weights_of(tile, depth, stage);
                     }
-                    copy_tile(base + stage * STAGE_BYTES, x, depth, tile.token, full(stage));
+                    bring_tokens(base + stage * STAGE_BYTES, x, depth, tile.token, peer, full(stage));
                     if (++stage == STAGES) {
                         stage = 0;
                         parity ^= 1;
@@ -271,7 +288,7 @@ __device__ inline void prompt_product(const CUtensorMap* x, int live, int column
             }
             wait_products<0>();
             if (thread < PROMPT_PEERS) arrive_at(empty(last), thread);
-            store(acc, tile, prepared);
+            if (TILE_COLUMNS == 1 || tile.column < columns) store(acc, tile, prepared);  // the second of a cluster may have none
         }
         // Behind the loop: inside, ptxas would keep the sums' registers through it.
         if constexpr (ENDS<Ending>) {
