@@ -29,7 +29,7 @@ class Tiles(Struct, frozen=True):
 
     The blocks of a cluster have the same weights and neighbouring tokens; with ``same_tokens`` those, and neighbouring weights.
     ``parts`` clusters share out the summed dimension of a tile. What is done with sums takes as long as ``ending`` steps of a tile, and
-    ``once`` more behind the last; ``staged`` ones lie in shared memory then. ``box`` weight rows are copied at once, if not a block's share.
+    ``once`` more behind the last; ``staged`` ones lie in shared memory then. ``box`` weight rows are copied at once, if not a block's share. A warpgroup has ``each`` groups of tokens.
     """
 
     tokens: int
@@ -42,6 +42,7 @@ class Tiles(Struct, frozen=True):
     staged: bool = False
     box: int = 0
     same_tokens: bool = False
+    each: int = 1
 
     @property
     def shared(self) -> int:
@@ -62,7 +63,7 @@ class Tiles(Struct, frozen=True):
     @property
     def threads(self) -> int:
         """Of a block: warpgroups that multiply, and one that copies."""
-        return (self.tokens // GROUP + 1) * WARPGROUP
+        return (-(-self.tokens // (GROUP * self.each)) + 1) * WARPGROUP
 
     def pairs(self, tokens: int, columns: int) -> int:
         """What a cluster takes at once, all in all."""

@@ -5,35 +5,42 @@
 
 using namespace atlas;
 
-namespace {
-
-// Of a thread's two tokens.
-struct Factors {
-    float of[2];
-};
-
-}  // namespace
-
 extern "C" __global__ void __launch_bounds__(PROMPT_THREADS, 1)
 gate_up_tma(const int32_t* counts, const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap gate,
             const __grid_constant__ CUtensorMap up, const float* squares, uint16_t* y, int32_t rows, int32_t width, int32_t parts,
             float eps) {
     extern __shared__ __align__(1024) unsigned char shared[];
+    __shared__ float factors[PROMPT_TOKENS];  // of a tile's tokens; each is the four lanes' that have the token
     admit_successor();
     const int live = counts[ATLAS_TOKENS];
     prompt_product(
         &x, live, (rows + SHARE - 1) / SHARE, width, shared,
         [&](uint32_t to, int column, int depth, int peer, uint32_t barrier) {
-            copy_tile_to_all(to + peer * SHARE * PROMPT_DEPTH * 2, peer ? &up : &gate, depth, column * SHARE, barrier);
+            constexpr uint32_t SECOND = SHARE * PROMPT_DEPTH * 2;
+            if constexpr (SHARE_TOKENS) {
+                copy_tile(to, &gate, depth, column * SHARE, barrier);
+                copy_tile(to + SECOND, &up, depth, column * SHARE, barrier);
+            } else {
+                copy_tile_to_all(to + peer * SECOND, peer ? &up : &gate, depth, column * SHARE, barrier);
+            }
         },
         // Tiles that follow one another are mostly of the same tokens.
-        [&, known = -1, factors = Factors{}](const Tile& tile) mutable {
-            if (tile.token != known) norm_factors(squares, parts, tile.token, live, width, eps, factors.of);
-            known = tile.token;
-            return factors;
+        [&, known = -1, fresh = false](const Tile& tile) mutable {
+            if (tile.which == 0) {
+                fresh = tile.token != known;
+                known = tile.token;
+            }
+            if (!fresh) return 0;
+            float of[2];
+            norm_factors(squares, parts, tile.token, live, width, eps, of);
+            __syncwarp();
+            if (threadIdx.x % 4 < 2) factors[tile.token % PROMPT_TOKENS + threadIdx.x % 4 * 8] = threadIdx.x % 4 ? of[1] : of[0];
+            __syncwarp();
+            return 0;
         },
-        [&](Sums& acc, const Tile& tile, const Factors& factors) {
-            const int first = tile.column * SHARE;
+        [&](Sums& acc, const Tile& tile, int) {
+            const int first = tile.column * SHARE, place = tile.token % PROMPT_TOKENS;
+            const float by[2] = {factors[place], factors[place + 8]};
 #pragma unroll
             for (int j = 0; j < SHARE / 8; ++j)
 #pragma unroll
@@ -41,7 +48,7 @@ gate_up_tma(const int32_t* counts, const __grid_constant__ CUtensorMap x, const 
                     float(&gate)[4] = acc[j];
                     const float(&up)[4] = acc[j + SHARE / 8];
                     const float2 two = silu_mul(make_float2(gate[2 * half], gate[2 * half + 1]),
-                                              make_float2(up[2 * half], up[2 * half + 1]), factors.of[half]);
+                                              make_float2(up[2 * half], up[2 * half + 1]), by[half]);
                     gate[2 * half] = two.x;
                     gate[2 * half + 1] = two.y;
                 }

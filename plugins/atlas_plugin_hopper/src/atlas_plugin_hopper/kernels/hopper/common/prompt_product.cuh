@@ -1,5 +1,5 @@
-// x · weightᵀ for prompts: tiles of 64 CONSUMERS tokens and PROMPT_ROWS weight rows, copied by the tensor memory accelerator
-// and multiplied by warpgroups of 64 tokens each (after CUTLASS's "cooperative" schedule).
+// x · weightᵀ for prompts: tiles of 64 TOKEN_GROUPS tokens and PROMPT_ROWS weight rows, copied by the tensor memory accelerator
+// and multiplied by CONSUMERS warpgroups of one or two groups of 64 tokens each (after CUTLASS's "cooperative" schedule).
 //
 // Two blocks of a cluster take the same weight rows and neighbouring tokens; each fetches half of the weights for both, which
 // halves what the L2 cache has to give. With SHARE_TOKENS they take the same tokens and neighbouring tiles of rows, which saves more
@@ -15,6 +15,9 @@
 #ifndef CONSUMERS
 #define CONSUMERS 2
 #endif
+#ifndef TOKEN_GROUPS
+#define TOKEN_GROUPS CONSUMERS
+#endif
 #ifndef PARTS
 #define PARTS 1
 #endif
@@ -27,20 +30,24 @@
 
 namespace atlas {
 
-constexpr int GROUP_TOKENS = 64, PROMPT_TOKENS = CONSUMERS * GROUP_TOKENS, PROMPT_DEPTH = PANEL;
+constexpr int GROUP_TOKENS = 64, PROMPT_TOKENS = TOKEN_GROUPS * GROUP_TOKENS, PROMPT_DEPTH = PANEL;
 constexpr int TILE_COLUMNS = SHARE_TOKENS ? 2 : 1;  // tiles of rows that a cluster has at once
 constexpr int PROMPT_PEERS = 2, SHARE = PROMPT_ROWS / PROMPT_PEERS, PROMPT_THREADS = (1 + CONSUMERS) * WARPGROUP;
 constexpr int X_BYTES = PROMPT_TOKENS * PROMPT_DEPTH * 2, STAGE_BYTES = X_BYTES + PROMPT_ROWS * PROMPT_DEPTH * 2;
-static_assert(PROMPT_ROWS == 96 || PROMPT_ROWS == 128 || PROMPT_ROWS == 224 || PROMPT_ROWS == 256, "an instruction for this width is not written");
+static_assert(PROMPT_ROWS == 96 || PROMPT_ROWS == 112 || PROMPT_ROWS == 128 || PROMPT_ROWS == 224 || PROMPT_ROWS == 256, "an instruction for this width is not written");
 static_assert(CONSUMERS == 2 || CONSUMERS == 3, "registers are shared out among two or three");
+constexpr int EACH = (TOKEN_GROUPS + CONSUMERS - 1) / CONSUMERS;  // groups of a warpgroup; the last may have one less
+constexpr int COPY_REGISTERS = CONSUMERS == 2 ? 40 : EACH == 1 ? 56 : 32, SUM_REGISTERS = CONSUMERS == 2 ? 232 : EACH == 1 ? 152 : 160;
+static_assert(TOKEN_GROUPS == CONSUMERS * EACH || TOKEN_GROUPS == CONSUMERS * EACH - 1, "only the last has less");
 
 // A thread's sums: of two tokens 8 apart (`half`), two neighbours of each group of 8 weight rows.
 using Sums = float[PROMPT_ROWS / 8][4];
 
 // What a thread sums up: its first token, the tile of weight rows, and which part of the summed dimension; and whether the
 // clusters are as many as the parts of all tiles, so that those of one tile may wait for one another; and whether no other follows.
+// `which` of the thread's groups of tokens it is.
 struct Tile {
-    int token, column, part;
+    int token, column, part, which;
     bool together, last;
 };
 
@@ -101,6 +108,11 @@ struct Walk {
     }
 };
 
+template <int number>
+struct Number {
+    static constexpr int value = number;
+};
+
 template <int ROWS>
 __device__ inline void tile_product(float (&acc)[ROWS / 8][4], uint64_t x, uint64_t weights, int add) {
     if constexpr (ROWS == 256) {
@@ -123,10 +135,16 @@ template <int FIRST, int COUNT>
 __device__ inline void store_elements(const Sums& acc, int half, int rows, bool live, uint16_t* to) {
     const int lane = threadIdx.x % 4, odd = lane & 1;
     const bool whole = rows >= COUNT * 8;
+    if constexpr (COUNT % 2) {
+        const int at = (COUNT - 1) * 8 + lane * 2;
+        if (live && (whole || at < rows)) {
+            *reinterpret_cast<uint32_t*>(to + at) = pack(acc[FIRST + COUNT - 1][2 * half], acc[FIRST + COUNT - 1][2 * half + 1]);
+        }
+    }
     to += odd * 8 + (lane - odd) * 2;
     rows -= odd * 8 + (lane - odd) * 2;
 #pragma unroll
-    for (int j = 0; j < COUNT; j += 2) {
+    for (int j = 0; j + 1 < COUNT; j += 2) {
         const uint32_t even_group = pack(acc[FIRST + j][2 * half], acc[FIRST + j][2 * half + 1]);
         const uint32_t odd_group = pack(acc[FIRST + j + 1][2 * half], acc[FIRST + j + 1][2 * half + 1]);
         const uint32_t kept = odd ? odd_group : even_group;
@@ -214,7 +232,7 @@ __device__ inline void prompt_product(const CUtensorMap* x, int live, int column
     };
     auto steps_of = [&](const Tile& tile) { return min(each, all - tile.part * each); };
     if (threadIdx.x >= CONSUMERS * WARPGROUP) {
-        if constexpr (!ENDS<Ending>) give_registers<CONSUMERS == 2 ? 40 : 56>();
+        if constexpr (!ENDS<Ending>) give_registers<COPY_REGISTERS>();
         if (threadIdx.x == CONSUMERS * WARPGROUP) {
             auto weights_of = [&](const Tile& tile, int depth, int stage) {
                 barrier_expect(full(stage), STAGE_BYTES);
@@ -256,39 +274,66 @@ __device__ inline void prompt_product(const CUtensorMap* x, int live, int column
             }
         }
     } else {
-        if constexpr (!ENDS<Ending>) take_registers<CONSUMERS == 2 ? 232 : 152>();
+        if constexpr (!ENDS<Ending>) take_registers<SUM_REGISTERS>();
         wait_for_predecessor();
         const int group = threadIdx.x / WARPGROUP, thread = threadIdx.x % WARPGROUP, lane = thread % WARP;
-        int stage = 0, parity = 0;
-        for (int turn = first; turn < walk.count(); turn += clusters) {
-            Tile tile = locate(turn);
-            const int steps = steps_of(tile);
-            tile.token += group * GROUP_TOKENS + thread / WARP * 16 + lane / 4;
-            const auto prepared = prepare(tile);
-            Sums acc;
-            int last = 0;
-            for (int step = 0; step < steps; ++step) {
-                barrier_wait(full(stage), parity);
-                const uint32_t from = base + stage * STAGE_BYTES, mine = from + group * GROUP_TOKENS * PROMPT_DEPTH * 2;
-                begin_products();
+        auto multiply = [&](auto groups) {
+            constexpr int MANY = decltype(groups)::value;
+            const uint32_t mine = group * EACH * GROUP_TOKENS * PROMPT_DEPTH * 2;
+            int stage = 0, parity = 0;
+            for (int turn = first; turn < walk.count(); turn += clusters) {
+                Tile tile = locate(turn);
+                const int steps = steps_of(tile), block_token = tile.token;
+                auto choose = [&](int which) {
+                    tile.which = which;
+                    tile.token = block_token + (group * EACH + which) * GROUP_TOKENS + thread / WARP * 16 + lane / 4;
+                };
+                decltype(prepare(tile)) prepared[MANY];
 #pragma unroll
-                for (int k = 0; k < PROMPT_DEPTH / 16; ++k) {
-                    tile_product<PROMPT_ROWS>(acc, summed_inside(mine + k * 32), summed_inside(from + X_BYTES + k * 32), step + k);
+                for (int i = 0; i < MANY; ++i) {
+                    choose(i);
+                    prepared[i] = prepare(tile);
                 }
-                commit_products();
-                if (step) {
-                    wait_products<1>();
-                    if (thread < PROMPT_PEERS) arrive_at(empty(last), thread);
+                Sums acc[MANY];
+                int last = 0;
+                for (int step = 0; step < steps; ++step) {
+                    barrier_wait(full(stage), parity);
+                    const uint32_t from = base + stage * STAGE_BYTES;
+                    begin_products();
+#pragma unroll
+                    for (int k = 0; k < PROMPT_DEPTH / 16; ++k)
+#pragma unroll
+                        for (int i = 0; i < MANY; ++i) {
+                            const uint32_t x_from = from + mine + i * GROUP_TOKENS * PROMPT_DEPTH * 2 + k * 32;
+                            tile_product<PROMPT_ROWS>(acc[i], summed_inside(x_from), summed_inside(from + X_BYTES + k * 32), step + k);
+                        }
+                    commit_products();
+                    if (step) {
+                        wait_products<1>();
+                        if (thread < PROMPT_PEERS) arrive_at(empty(last), thread);
+                    }
+                    last = stage;
+                    if (++stage == STAGES) {
+                        stage = 0;
+                        parity ^= 1;
+                    }
                 }
-                last = stage;
-                if (++stage == STAGES) {
-                    stage = 0;
-                    parity ^= 1;
+                wait_products<0>();
+                if (thread < PROMPT_PEERS) arrive_at(empty(last), thread);
+                if (TILE_COLUMNS > 1 && tile.column >= columns) continue;  // the second of a cluster may have none
+#pragma unroll
+                for (int i = 0; i < MANY; ++i) {
+                    choose(i);
+                    store(acc[i], tile, prepared[i]);
                 }
             }
-            wait_products<0>();
-            if (thread < PROMPT_PEERS) arrive_at(empty(last), thread);
-            if (TILE_COLUMNS == 1 || tile.column < columns) store(acc, tile, prepared);  // the second of a cluster may have none
+        };
+        if constexpr (TOKEN_GROUPS == CONSUMERS * EACH) {
+            multiply(Number<EACH>());
+        } else if (group < CONSUMERS - 1) {
+            multiply(Number<EACH>());
+        } else {
+            multiply(Number<EACH - 1>());
         }
         // Behind the loop: inside, ptxas would keep the sums' registers through it.
         if constexpr (ENDS<Ending>) {

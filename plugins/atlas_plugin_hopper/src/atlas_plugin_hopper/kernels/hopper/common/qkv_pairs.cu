@@ -14,11 +14,6 @@ constexpr int HEAD_DIM = 128, HALF = HEAD_DIM / 2, SOME = 16, SOMES = HALF / SOM
 constexpr int COPIES = PROMPT_ROWS / 2 / SOME, HIGH = PROMPT_ROWS / 16;  // of a tile; its first group of the pairs' second rows
 static_assert(COPIES * 2 * SOME == PROMPT_ROWS, "whole copies");
 
-template <int number>
-struct Number {
-    static constexpr int value = number;
-};
-
 // Of a thread's two tokens: their positions, pages, and what completes their norm.
 struct Places {
     int position[2], page[2];
