@@ -20,7 +20,7 @@ CLUSTERS = 66
 """That run at once on 132 processors."""
 FULL = 0.7
 """Share of them that must be busy on average for these tiles to be the fastest: others fill the machine with fewer tokens."""
-HANDOVER = 8
+HANDOVER = 10
 """Steps of the summed dimension that take as long as it takes to hand sums over from one cluster to another."""
 
 
@@ -93,9 +93,9 @@ class Tiles(Struct, frozen=True):
         return -(-tokens // self.span) * self.span * columns * self.rows
 
 
-WIDE, NARROW = Tiles(128, 256, 4, 1.0), Tiles(128, 128, 6, 1.05)
-NARROW_PARTS, TALL_PARTS = Tiles(128, 128, 6, 1.05, parts=2), Tiles(192, 128, 5, 1.05, parts=2, same_tokens=True)
-LEAN = Tiles(128, 96, 7, 1.3, same_tokens=True)
+WIDE, NARROW = Tiles(128, 256, 4, 1.0), Tiles(128, 128, 6, 1.1)
+NARROW_PARTS, TALL_PARTS = Tiles(128, 128, 6, 1.1, parts=2), Tiles(192, 128, 5, 1.05, parts=2, same_tokens=True)
+LEAN = Tiles(128, 96, 7, 1.35, same_tokens=True)
 INSTANCES: Mapping[Tiles, str] = {
     WIDE: "linear_tma",
     NARROW: "linear_tma_128",

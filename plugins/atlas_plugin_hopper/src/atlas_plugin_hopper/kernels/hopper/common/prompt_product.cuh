@@ -87,11 +87,19 @@ __device__ inline void bring_rows(uint32_t to, const CUtensorMap* map, int depth
     else copy_tile_to_all(to + peer * SHARE * PROMPT_DEPTH * 2, map, depth, row + peer * SHARE, barrier);
 }
 
-// The same of a tile of tokens.
-__device__ inline void bring_tokens(uint32_t to, const CUtensorMap* map, int depth, int token, int peer, uint32_t barrier) {
+// The same of a tile of tokens. What lies wholly behind the last is not fetched: the copy engine takes longer for it than for others.
+__device__ inline void bring_tokens(uint32_t to, const CUtensorMap* map, int depth, int token, int live, int peer, uint32_t barrier) {
     constexpr int HALF = PROMPT_TOKENS / PROMPT_PEERS;
-    if constexpr (SHARE_TOKENS) copy_tile_to_all(to + peer * HALF * PROMPT_DEPTH * 2, map, depth, token + peer * HALF, barrier);
+    if constexpr (SHARE_TOKENS) token += peer * HALF;
+    if (token >= live) return;
+    if constexpr (SHARE_TOKENS) copy_tile_to_all(to + peer * HALF * PROMPT_DEPTH * 2, map, depth, token, barrier);
     else copy_tile(to, map, depth, token, barrier);
+}
+
+// Bytes that come for a stage of a tile from `token` on.
+__device__ inline int stage_bytes(int token, int live) {
+    if constexpr (SHARE_TOKENS) return STAGE_BYTES - (token + PROMPT_TOKENS / PROMPT_PEERS < live ? 0 : X_BYTES / PROMPT_PEERS);
+    else return STAGE_BYTES - (token < live ? 0 : X_BYTES);
 }
 
 // Which tile comes at which turn: the tokens of a cluster vary fastest, so that clusters that run together share
@@ -235,7 +243,7 @@ __device__ inline void prompt_product(const CUtensorMap* x, int live, int column
         if constexpr (!ENDS<Ending>) give_registers<COPY_REGISTERS>();
         if (threadIdx.x == CONSUMERS * WARPGROUP) {
             auto weights_of = [&](const Tile& tile, int depth, int stage) {
-                barrier_expect(full(stage), STAGE_BYTES);
+                barrier_expect(full(stage), stage_bytes(tile.token, live));
                 bring(base + stage * STAGE_BYTES + X_BYTES, tile.column, depth, peer, full(stage));
             };
             // Nobody writes weights: a whole ring of them comes while the predecessor ends.
@@ -258,7 +266,7 @@ __device__ inline void prompt_product(const CUtensorMap* x, int live, int column
                         barrier_wait(empty(stage), parity);
                         weights_of(tile, depth, stage);
                     }
-                    bring_tokens(base + stage * STAGE_BYTES, x, depth, tile.token, peer, full(stage));
+                    bring_tokens(base + stage * STAGE_BYTES, x, depth, tile.token, live, peer, full(stage));
                     if (++stage == STAGES) {
                         stage = 0;
                         parity ^= 1;
@@ -293,6 +301,18 @@ __device__ inline void prompt_product(const CUtensorMap* x, int live, int column
                 for (int i = 0; i < MANY; ++i) {
                     choose(i);
                     prepared[i] = prepare(tile);
+                }
+                if (!ENDS<Ending> && block_token + group * EACH * GROUP_TOKENS >= live) {
+                    // Without tokens: the others have the tensor cores, and the power.
+                    for (int step = 0; step < steps; ++step) {
+                        barrier_wait(full(stage), parity);
+                        if (thread < PROMPT_PEERS) arrive_at(empty(stage), thread);
+                        if (++stage == STAGES) {
+                            stage = 0;
+                            parity ^= 1;
+                        }
+                    }
+                    continue;
                 }
                 Sums acc[MANY];
                 int last = 0;
