@@ -27,7 +27,7 @@ gate_up_tma(const int32_t* counts, const __grid_constant__ CUtensorMap x, const 
         // Tiles that follow one another are mostly of the same tokens.
         [&, known = -1, fresh = false](const Tile& tile) mutable {
             if (tile.which == 0) {
-                fresh = tile.token != known;
+                fresh = of_warp(tile.token != known);
                 known = tile.token;
             }
             if (!fresh) return 0;

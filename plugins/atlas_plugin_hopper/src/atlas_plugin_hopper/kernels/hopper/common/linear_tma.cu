@@ -112,11 +112,11 @@ struct Handover {
     }
     // For what the one with `part` gives.
     __device__ void wait(int part) const {
-        if (threadIdx.x % WARP == 0) {
-            int raised = 0;
-            while (!raised) asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(raised) : "l"(flags + part) : "memory");
-            flags[part] = 0;
-        }
+        // All lanes look, as a warp: ptxas would take those that wait apart for good.
+        int raised;
+        do asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(raised) : "l"(flags + part) : "memory");
+        while (!__all_sync(~0u, raised));
+        if (threadIdx.x % WARP == 0) flags[part] = 0;
         __syncwarp();
     }
     // Groups of that from FIRST on, added to one's own.

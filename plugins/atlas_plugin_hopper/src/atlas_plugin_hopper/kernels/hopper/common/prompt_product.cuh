@@ -58,6 +58,10 @@ constexpr bool ENDS = true;
 template <>
 constexpr bool ENDS<NoEnding> = false;
 
+// A number that all threads of a warp have, so that ptxas knows it: what depends on it goes to uniform registers, from which products
+// have their operands' places without a detour, and branches on it leave everything else as it was.
+__device__ inline int of_warp(int number) { return __shfl_sync(~0u, number, 0); }
+
 __device__ inline uint32_t block_in_cluster() {
     uint32_t rank;
     asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
@@ -284,14 +288,18 @@ __device__ inline void prompt_product(const CUtensorMap* x, int live, int column
     } else {
         if constexpr (!ENDS<Ending>) take_registers<SUM_REGISTERS>();
         wait_for_predecessor();
-        const int group = threadIdx.x / WARPGROUP, thread = threadIdx.x % WARPGROUP, lane = thread % WARP;
+        const int group = of_warp(threadIdx.x / WARPGROUP), thread = threadIdx.x % WARPGROUP, lane = thread % WARP;
         auto multiply = [&](auto groups) {
             constexpr int MANY = decltype(groups)::value;
             const uint32_t mine = group * EACH * GROUP_TOKENS * PROMPT_DEPTH * 2;
             int stage = 0, parity = 0;
             for (int turn = first; turn < walk.count(); turn += clusters) {
                 Tile tile = locate(turn);
-                const int steps = steps_of(tile), block_token = tile.token;
+                const int steps = of_warp(steps_of(tile)), block_token = tile.token;
+                stage = of_warp(stage);
+                parity = of_warp(parity);
+                tile.part = of_warp(tile.part);
+                tile.together = of_warp(tile.together);
                 auto choose = [&](int which) {
                     tile.which = which;
                     tile.token = block_token + (group * EACH + which) * GROUP_TOKENS + thread / WARP * 16 + lane / 4;
