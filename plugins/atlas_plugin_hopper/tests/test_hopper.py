@@ -44,9 +44,20 @@ from atlas_plugin_hopper.prompt_layers import (
     TALL,
     TALL_HEADS,
     UNNORMED,
+    WHOLE,
     NormQkvRopeAppend,
 )
-from atlas_plugin_hopper.prompts import INSTANCES, NARROW, NARROW_PARTS, TALL_PARTS, WIDE, CopiedByEngine, Tiles
+from atlas_plugin_hopper.prompts import (
+    INSTANCES,
+    LEAN,
+    NARROW,
+    NARROW_PARTS,
+    TALL_PARTS,
+    WIDE,
+    CopiedByEngine,
+    Tiles,
+    tokens_map,
+)
 from atlas_plugin_hopper.skinny import GATE_UP_ROWS, LINEAR_ROWS, LINEARS_ROWS, QKV_ROWS
 from atlas_plugin_hopper.tiles import Tiling, tiling
 
@@ -164,6 +175,8 @@ def test_one_tile_of_tokens_keeps_its_norms_apart(tokens: int) -> None:
     [
         (256, 4096, 14336, NARROW_PARTS),
         (384, 4096, 14336, TALL_PARTS),
+        (320, 4096, 4096, LEAN),
+        (384, 4096, 4096, LEAN),
         (512, 4096, 4096, NARROW),
         (2048, 1024, 4096, NARROW),
         (2048, 4096, 4096, WIDE),
@@ -179,9 +192,10 @@ def test_products_of_prompts_have_the_tiles_that_fill_the_machine(
 
 
 @pytest.mark.parametrize(
-    ("tokens", "chosen"), [(256, SLIM), (257, TALL), (384, TALL), (385, SLIM), (512, SLIM), (2048, WIDE)]
+    ("tokens", "chosen"),
+    [(256, SLIM), (257, WHOLE), (320, WHOLE), (321, TALL), (384, TALL), (385, SLIM), (512, SLIM), (2048, WIDE)],
 )
-def test_gate_and_up_of_three_tiles_of_tokens_are_two_tall_ones(tokens: int, chosen: Tiles) -> None:
+def test_gate_and_up_have_the_tiles_that_the_fewest_groups_of_tokens_leave_empty(tokens: int, chosen: Tiles) -> None:
     best = min(GATE_UP, key=lambda tiles: tiles.time(tokens, 2 * 14336, 4096))
     assert best is chosen
 
@@ -222,6 +236,26 @@ def test_each_kind_of_tiles_has_its_kernel_boxes_and_room(tiles: Tiles, tokens: 
     assert launch.geometry.shared == tiles.shared
 
 
+@pytest.mark.parametrize(
+    ("tiles", "tokens", "columns", "x_box", "weight_box", "clusters", "threads"),
+    [
+        (WIDE, 512, 16, 128, 128, 32, 384),
+        (TALL_PARTS, 384, 32, 96, 128, 64, 512),
+        (LEAN, 384, 43, 64, 96, 66, 384),
+        (WHOLE, 320, 256, 160, 56, 66, 512),
+        (TALL, 384, 128, 192, 112, 66, 512),
+    ],
+)
+def test_a_cluster_shares_weights_or_tokens(
+    tiles: Tiles, tokens: int, columns: int, x_box: int, weight_box: int, clusters: int, threads: int
+) -> None:
+    x = tokens_map(1 << 20, tokens, 4096, tiles).matrix
+    assert x is not None
+    assert (x.box, tiles.share) == ((x_box, 64), weight_box)
+    assert tiles.geometry(tokens, columns, 132) == Geometry((2 * clusters, 1, 1), (threads, 1, 1), tiles.shared)
+    assert tiles.shared + STATIC <= H100.shared
+
+
 def test_sums_are_handed_over_through_scratch_and_flags_that_begin_at_zero() -> None:
     tokens, rows, width = 400, 200, 1024
     need = OpNeed(
@@ -236,8 +270,8 @@ def test_sums_are_handed_over_through_scratch_and_flags_that_begin_at_zero() -> 
     )  # fmt: skip
     product = CopiedByEngine(TALL_PARTS, residual=True)
     assert product.supports(need).ok
-    # Two pairs of 192 tokens and two tiles of 128 rows: a number and, for each 16 tokens of a tile, two flags.
-    assert product.scratch_bytes(need) == 4 * 768 * 256
+    # Three times 192 tokens and two tiles of 128 rows: a number and, for each 16 tokens of a tile, two flags.
+    assert product.scratch_bytes(need) == 4 * 576 * 256
     kept: list[bytes] = []
     operands = {name: Buffer(1 << 20, 1 << 30) for name in need.operands}
     scratch = Buffer(1 << 13, product.scratch_bytes(need))
@@ -245,8 +279,8 @@ def test_sums_are_handed_over_through_scratch_and_flags_that_begin_at_zero() -> 
         CheckingBackend(STATIC), operands, 1 << 12, scratch, 132, lambda data: kept.append(data) or 1 << 14
     )
     (launch,) = product.bind(need, context)
-    assert kept == [bytes(4 * 2 * 48 * 2)]
-    assert launch.geometry.grid == (2 * 2 * 2 * 2, 1, 1)
+    assert kept == [bytes(4 * 2 * 36 * 2)]
+    assert launch.geometry.grid == (2 * 3 * 2, 1, 1)  # a cluster has both tiles of rows, of one part
     short = replace(need, operands={**need.operands, "weight": OperandSpec((rows, 64), DType.BF16, plain(DType.BF16))})
     assert not product.supports(short).ok
 

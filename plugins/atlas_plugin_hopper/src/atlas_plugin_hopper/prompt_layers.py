@@ -29,7 +29,12 @@ from atlas_plugin_hopper.tiles import Normed
 
 TALL, SLIM = Tiles(192, 224, 4, 1.0), Tiles(128, 224, 4, 1.0)
 WHOLE = Tiles(320, 112, 4, 1.05, same_tokens=True, box=56, each=2)
-GATE_UP: Mapping[Tiles, str] = {WIDE: "gate_up_tma", TALL: "gate_up_tma_192", SLIM: "gate_up_tma_224", WHOLE: "gate_up_tma_320"}
+GATE_UP: Mapping[Tiles, str] = {
+    WIDE: "gate_up_tma",
+    TALL: "gate_up_tma_192",
+    SLIM: "gate_up_tma_224",
+    WHOLE: "gate_up_tma_320",
+}
 """Modules of gate_up_tma.cu."""
 HEADS, NARROW_HEADS = Tiles(128, 256, 4, 1.0, ending=5), Tiles(128, 128, 6, 1.05, ending=5)
 TALL_HEADS = Tiles(192, 128, 5, 1.05, ending=5)
