@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from atlas_core.contracts.checkpoint import Checkpoint, Pooled, Pooling, TokenizerSource
 from atlas_core.ops.arrays import numpy_dtype
-from atlas_core.ops.scaled import E4M3_BLOCK, E4M3_ROW, E4M3_TILE, LAYOUTS, NVFP4, TILE_ROWS, row_type
+from atlas_core.ops.scaled import E4M3_BLOCK, E4M3_ROW, E4M3_TILE, LAYOUTS, NVFP4, TILE_ROWS, code_blocks, row_type
 from atlas_core.vocab.errors import CheckpointError
 from atlas_core.vocab.layout import StorageLayout
 from atlas_core.vocab.model import TensorInfo
@@ -104,7 +104,8 @@ class ScaledCheckpoint:
             rows["codes"], rows["scale"] = codes.reshape(rows["codes"].shape), scales[:, 0]
             return rows
         blocks = rows["blocks"]
-        blocks["codes"], blocks["scale"] = codes.reshape(blocks["codes"].shape), scales
+        whole = code_blocks(blocks)
+        whole[...], blocks["scale"] = codes.view(whole.dtype).reshape(whole.shape), scales
         if weight.whole:
             rows["times"] = rows["by"] = 1
             rows["by" if weight.divides else "times"] = self._numbers(weight.whole).reshape(())

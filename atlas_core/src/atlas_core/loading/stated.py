@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from atlas_core.loading.drawn import POOL
 from atlas_core.ops.arrays import numpy_dtype
-from atlas_core.ops.scaled import E4M3_ROW, E4M3_TILE, NVFP4, row_type
+from atlas_core.ops.scaled import E4M3_ROW, E4M3_TILE, NVFP4, code_blocks, row_type
 from atlas_core.vocab.dtype import DType
 from atlas_core.vocab.layout import StorageLayout
 
@@ -53,7 +53,8 @@ def made_up(layout: StorageLayout, columns: int, spread: float, places: Sequence
     if layout == E4M3_ROW:
         rows["codes"], rows["scale"] = codes.reshape(rows["codes"].shape), scale
     else:
-        rows["blocks"]["codes"] = codes.reshape(rows["blocks"]["codes"].shape)
+        whole = code_blocks(rows["blocks"])
+        whole[...] = codes.view(whole.dtype).reshape(whole.shape)
         rows["blocks"]["scale"] = 0x38 if layout == NVFP4 else scale  # one, as e4m3
     if layout == NVFP4:
         rows["times"], rows["by"] = scale, 1

@@ -33,3 +33,14 @@ def row_type(layout: StorageLayout, columns: int) -> np.dtype[Any]:
         block = np.dtype([("scale", "u1"), ("codes", "u1", 8)])
         return np.dtype([("times", "<f4"), ("by", "<f4"), ("blocks", block, blocks)])
     return np.dtype([("blocks", np.dtype([("scale", "<f4"), ("codes", "u1", layout.block)]), blocks)])
+
+
+def code_blocks(blocks: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The codes of ``blocks`` of a row type as one number, or string of bytes, a block: numpy copies these in one go. A view."""
+    fields = blocks.dtype.fields
+    assert fields is not None
+    kind, offset = fields["codes"][:2]
+    whole = np.dtype("<u8") if kind.itemsize == 8 else np.dtype(f"V{kind.itemsize}")
+    only = np.dtype({"names": ["codes"], "formats": [whole], "offsets": [offset], "itemsize": blocks.dtype.itemsize})
+    view: np.ndarray[Any, Any] = blocks.view(only)["codes"]
+    return view
