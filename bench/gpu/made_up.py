@@ -16,6 +16,7 @@ from atlas_core.model.program import Value
 from atlas_core.ops.scaled import E4M3_TILE, NVFP4
 from atlas_core.vocab.dtype import DType
 from atlas_core.vocab.layout import StorageLayout, plain
+from atlas_nvidia.implementations import expert_codes
 from atlas_nvidia.packing import CHUNK_BYTES, E4M3_UNITS, NVFP4_UNITS, UNIT, extents
 
 SEED = 1
@@ -26,12 +27,14 @@ _SPREADS = {E4M3_UNITS: 16.0, NVFP4_UNITS: 2.7}
 _PIECES = 4096
 
 
-def layouts(weights: Iterable[Value], stored: str) -> dict[str, StorageLayout]:
-    """By name: matrices of layers are ``stored`` so, one of STORED, everything else is bfloat16."""
-    return {
-        weight.name: STORED[stored if len(weight.shape) > 1 and weight.name.startswith("layers.") else "bf16"]
-        for weight in weights
-    }
+def layouts(weights: Iterable[Value], stored: str, experts: str) -> dict[str, StorageLayout]:
+    """By name: matrices of layers are ``stored`` so, one of STORED, and those of experts as ``experts``; routers and all else are bfloat16."""
+
+    def of(weight: Value) -> str:
+        matrix = len(weight.shape) > 1 and weight.name.startswith("layers.") and not weight.name.endswith(".router")
+        return experts if len(weight.shape) == 3 else stored if matrix else "bf16"
+
+    return {weight.name: STORED[of(weight)] for weight in weights}
 
 
 def fill(backend: Any, weights: Mapping[tuple[str, str], Buffer], shapes: Mapping[str, tuple[int, ...]]) -> None:
@@ -46,6 +49,8 @@ def fill(backend: Any, weights: Mapping[tuple[str, str], Buffer], shapes: Mappin
                 pools[packing] = backend.alloc(pieces.nbytes)
                 backend.copy_h2d(pieces.data, pools[packing])
             _fill_units(backend, stream, name, packing, buffer.address, shape, pools[packing])
+        elif packing in expert_codes.PACKINGS.values():
+            _fill_experts(backend, stream, packing, buffer.address, shape, deviation(name, shape))
         elif len(shape) == 1:
             values = vector(SEED, name, buffer.nbytes // 2).astype(ml_dtypes.bfloat16)
             backend.copy_h2d(values.tobytes(), buffer.address)
@@ -87,3 +92,21 @@ def _fill_units(
             address, left = address + count * each, left - count
         backend.copy_h2d(scales.data.cast("B"), address)
         address += scales.nbytes
+
+
+def _fill_experts(backend: Any, stream: Any, packing: str, address: int, shape: tuple[int, ...], spread: float) -> None:
+    """Codes of some rows over and over, scales of one, and factors that make the spread."""
+    codes_end, scales_end, factors_from, end = expert_codes.sections(packing, shape)
+    rng, row = np.random.default_rng(SEED), codes_end // prod(shape[:-1])
+    if packing == expert_codes.E2M1:
+        codes, number, one = rng.integers(0, 256, _PIECES * row, np.uint8), 2.926, np.full(1 << 20, 0x38, np.uint8)
+    else:
+        values = rng.standard_normal(_PIECES * row, np.float32) * np.float32(_SPREADS[E4M3_UNITS])
+        codes, number = values.astype(ml_dtypes.float8_e4m3fn).view(np.uint8), _SPREADS[E4M3_UNITS]
+        one = np.ones(1 << 18, np.float32).view(np.uint8)
+    for some, first, last in ((codes, 0, codes_end), (one, codes_end, scales_end)):
+        backend.copy_h2d(some[: last - first].data, address + first)
+        for at in range(first + len(some), last, len(some)):
+            backend.copy_d2d_async(address + first, address + at, min(len(some), last - at), stream)
+    factors = np.full((end - factors_from) // 4, spread / number, np.float32)
+    backend.copy_h2d(factors.view(np.uint8).data, address + factors_from)

@@ -6,6 +6,7 @@ from atlas_core.contracts.declarations import KernelRoot
 from atlas_core.kernels.scan import scan
 from atlas_core.vocab.errors import DeviceError
 from atlas_nvidia import driver
+from atlas_nvidia.implementations import coded_experts
 from atlas_nvidia.implementations.attention import Decode
 from atlas_plugin_gb10.implementations import DEPTHS, NORM_DEPTH, implementations
 from atlas_plugin_gb10.plugin import gb10
@@ -72,6 +73,24 @@ def test_rings_are_as_deep_as_their_sources_are_compiled():
     wanted = streamed | dict.fromkeys(shallow, NORM_DEPTH)
     assert depths == wanted | {f"{module}_f16": depth for module, depth in wanted.items()}
     assert {module for i in implementations() for module, _ in i.kernels if module in depths} == set(depths)
+
+
+def test_blocks_of_coded_experts_are_as_their_sources_are_compiled():
+    """The same for experts in FP8 and NVFP4, of this machine and of the baseline."""
+    tree, _ = scan([KernelRoot("atlas_nvidia"), KernelRoot("atlas_plugin_gb10")])
+    for machine, made in (("nvidia", coded_experts.ALL), ("gb10", implementations())):
+        units = {unit.module: dict(unit.defines) for unit in tree.units(machine)}
+        streamed = [i for i in made if isinstance(i, coded_experts.CodedStreamed)]
+        mosts = (8, 64) if machine == "nvidia" else (8,)
+        assert {(i.bits, i.most) for i in streamed} == {(bits, most) for bits in (4, 8) for most in mosts}
+        for i in streamed:
+            for (module, entry), blocks in zip(i.kernels, (i.gate_up, i.down[i.most]), strict=True):
+                usual = {"CODE_BITS": "4", "BLOCK_WARPS": "16", "CODE_DEPTH": "6"}
+                wanted = {"CODE_BITS": i.bits, "BLOCK_WARPS": blocks.warps, "CODE_DEPTH": blocks.depth}
+                if entry == "moe_coded_down":
+                    usual |= {"CODE_DEPTH": "4", "CODE_TEAM": "2", "CODE_ROWS": "16"}
+                    wanted |= {"CODE_TEAM": blocks.team, "CODE_ROWS": blocks.rows}
+                assert {name: int(value) for name, value in (usual | units[module]).items()} == wanted
 
 
 def test_decode_attention_has_as_many_warps_as_its_sources_are_compiled_with():

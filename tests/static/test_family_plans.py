@@ -20,6 +20,16 @@ MINIMAX = {
 }  # fmt: skip
 """MiniMax-M2, four of its 62 layers."""
 
+IN_FP8 = {
+    "quant_method": "fp8", "weight_block_size": [128, 128],
+    "modules_to_not_convert": ["gate", "lm_head", *(f"model.layers.{i}.self_attn" for i in range(4))],
+}  # fmt: skip
+IN_NVFP4 = {
+    "quant_method": "modelopt", "ignore": ["lm_head", "*.self_attn*", "*.block_sparse_moe.gate"],
+    "config_groups": {"group_0": {"targets": ["Linear"], "weights": {"num_bits": 4, "type": "float", "group_size": 16}}},
+}  # fmt: skip
+"""Statements of its FP8 and NVFP4 checkpoints, in short, with attention in bfloat16 as the latter have it."""
+
 GEMMA = {
     "model_type": "gemma3_text", "head_dim": 256, "hidden_size": 640, "intermediate_size": 2048, "num_attention_heads": 4,
     "num_key_value_heads": 1, "num_hidden_layers": 18, "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-6, "sliding_window": 512,
@@ -50,6 +60,26 @@ def test_minimax(registry: Registry, tmp_path: Path, hardware: str) -> None:
         assert covered["moe_route_sigmoid"] == covered["moe_experts"] == covered["paged_attention"] == 4
         (shape,) = {tuple(step["operands"]["weights"]["shape"]) for step in steps if step["op"] == "moe_route_sigmoid"}
         assert shape == (bucket["tokens"], 8)
+
+
+@pytest.mark.parametrize("hardware", ["hopper", "gb10"])
+@pytest.mark.parametrize(
+    ("stated", "packing"), [(IN_FP8, "expert_rows_e4m3"), (IN_NVFP4, "expert_rows_e2m1")], ids=["fp8", "nvfp4"]
+)
+def test_experts_are_read_as_stored(
+    registry: Registry, tmp_path: Path, hardware: str, stated: dict[str, Any], packing: str
+) -> None:
+    """Without --transcode, and for any number of tokens: beside them are matrices in bfloat16."""
+    found = explained(registry, MINIMAX | {"quantization_config": stated}, tmp_path, hardware)
+    names = set()
+    for bucket in found["buckets"]:
+        steps = [step for step in bucket["segments"][0]["steps"] if "moe_experts" in step["replaces"]]
+        assert len(steps) == 4
+        for step in steps:
+            names.add(step["implementation"])
+            assert {step["packings"][name] for name in ("gate", "up", "down")} == {packing}
+    assert len(names) > 1
+    assert all("_coded_" in name for name in names)
 
 
 @pytest.mark.parametrize("hardware", ["hopper", "gb10", "cpu"])

@@ -8,6 +8,7 @@ from atlas_core.contracts.ops import OpImplementation, OpNeed
 from atlas_core.vocab.dtype import DType
 from atlas_nvidia.implementations.attention import GROUPS, Decode
 from atlas_nvidia.implementations.base import ELEMENTS
+from atlas_nvidia.implementations.coded_experts import Blocks, CodedStreamed, WideCodedStreamed
 from atlas_nvidia.implementations.fused import (
     COLUMNS,
     NormGateUpSilu,
@@ -18,7 +19,7 @@ from atlas_nvidia.implementations.fused import (
 )
 from atlas_nvidia.implementations.heads import NormThenHeads
 from atlas_nvidia.implementations.linear import DEPTH, Streamed, streaming_bytes
-from atlas_nvidia.implementations.moe import STREAMED
+from atlas_nvidia.implementations.moe import SORTED, STREAMED
 from atlas_nvidia.implementations.moe import Streamed as StreamedExperts
 from atlas_nvidia.implementations.route import NormRoute
 from atlas_nvidia.implementations.scaled import FORMATS, streamed
@@ -96,6 +97,20 @@ class ShallowExperts(StreamedExperts):
     depths: Mapping[int, tuple[int, int]] = {8: (NORM_DEPTH, NORM_DEPTH)}
 
 
+class ShallowCodedExperts(CodedStreamed):
+    """The same for NVFP4."""
+
+    gate_up = Blocks(8, 3)
+    down: Mapping[int, Blocks] = {8: Blocks(8, 2, 2)}
+
+
+class ShallowWideCodedExperts(WideCodedStreamed):
+    """The same for FP8."""
+
+    gate_up = Blocks(8, 2)
+    down: Mapping[int, Blocks] = {8: Blocks(8, 2, 2)}
+
+
 class ShallowNormGateUp(NormGateUpSilu):
     """The first half of a feed-forward network; at width 4096 for up to 4 tokens."""
 
@@ -118,6 +133,7 @@ def implementations() -> list[OpImplementation]:
     return [
         *streamed(scaled),
         *normed(scaled),
+        *(made(8, op) for op in SORTED for made in (ShallowCodedExperts, ShallowWideCodedExperts)),
         *(
             made
             for element in ELEMENTS

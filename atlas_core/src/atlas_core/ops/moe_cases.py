@@ -81,7 +81,7 @@ def _crowded(rng: Rng, tokens: int, experts: int, top_k: int) -> Array:
 
 def moe_experts(rng: Rng, large: bool) -> Iterator[Trial]:
     """Sizes that are no multiples of a tile; all tokens at one expert, and experts without any."""
-    sizes = ((32, 8, 2048, 768),) if large else ((8, 2, 64, 32), (5, 3, 96, 48), (16, 4, 64, 160))
+    sizes = ((32, 8, 2048, 768),) if large else ((8, 2, 64, 32), (5, 3, 96, 48), (16, 4, 64, 160), (4, 2, 256, 384))
     picks: tuple[tuple[str, Callable[[Rng, int, int, int], Array]], ...] = (("spread", _spread), ("crowded", _crowded))
     for experts, top_k, hidden, size in sizes:
         fixed = {

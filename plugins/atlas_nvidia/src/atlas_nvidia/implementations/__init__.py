@@ -3,6 +3,7 @@
 from atlas_core.contracts.ops import OpImplementation
 from atlas_nvidia.implementations import (
     attention,
+    coded_experts,
     delta,
     fused,
     heads,
@@ -21,5 +22,5 @@ def implementations() -> list[OpImplementation]:
     """All of them; no two of one op accept one need with one rank."""
     return [
         *rows.ALL, *linear.ALL, *attention.ALL, *fused.ALL, *heads.ALL, *linear_attention.ALL, *delta.ALL, *moe.ALL, *route.ALL,
-        *sampling.ALL, *scaled.ALL, *scaled_fused.ALL,
+        *sampling.ALL, *scaled.ALL, *scaled_fused.ALL, *coded_experts.ALL,
     ]  # fmt: skip

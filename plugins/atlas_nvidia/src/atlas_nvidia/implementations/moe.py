@@ -48,8 +48,9 @@ _SHARED = ("shared_gate_weight", "shared_up_weight", "shared_down_weight", "shar
 class _Experts(Implementation):
     """All three ops. ``added`` tells whether a sum with the residual stream follows, ``shared`` whether there is an expert for all."""
 
-    def __init__(self, op: str, variant: str, element: DType) -> None:
-        self.op = op
+    def __init__(self, op: str, variant: str, element: DType, layouts: Sequence[str] = ()) -> None:
+        """``layouts``: how it reads matrices, where that is not as a plain array of ``element``."""
+        self.op, self.layouts = op, layouts or (element.value,)
         self.added, self.shared = op != "moe_experts", op == "moe_shared_add"
         self.name = f"{op}_{variant}"
         super().__init__(element)
@@ -60,7 +61,7 @@ class _Experts(Implementation):
         matrices = (*_MATRICES, *_SHARED) if self.shared else _MATRICES
         reasons = [
             *not_fast(need, self.element), *other_type(need, self.element, "x"), *ragged(need, "x"), *unbounded(need, "x"),
-            *(reason for name in matrices for reason in not_stored(need, name, self.element.value)),
+            *(reason for name in matrices for reason in not_stored(need, name, *self.layouts)),
         ]  # fmt: skip
         if self.added:
             reasons += other_type(need, DType.F32, "residual", "y")
@@ -264,20 +265,26 @@ class Sorted(_Experts):
         """gate and up, then down, over what moe_sort has made."""
         _, size, hidden = need.operands["gate"].shape
         most, block, shared = self.most(need), (2 * self.edge, 1, 1), self.gemm_shared()
-        sizes = i32(hidden), i32(size)
+        gate_up, down = self.gemm_entries
         return (
             *self.launch_of(
-                context, self.gemm, "moe_gemm_gate_up", Geometry((-(-size // (_TILE_ROWS // 2)), most, 1), block, shared),
-                [
-                    tiles, order, *addresses(context, "x", "weights", "gate", "up"), inner, *sizes,
-                    i32(need.operands["experts"].shape[1]),
-                ],
+                context, self.gemm, gate_up, Geometry((-(-size // (_TILE_ROWS // 2)), most, 1), block, shared),
+                [tiles, order, *addresses(context, "x", "weights", "gate", "up"), inner, *self.gate_up_sizes(need)],
             ),
             *self.launch_of(
-                context, self.gemm, "moe_gemm_down", Geometry((-(-hidden // _TILE_ROWS), most, 1), block, shared),
-                [tiles, order, inner, *addresses(context, "down"), outer, *sizes],
+                context, self.gemm, down, Geometry((-(-hidden // _TILE_ROWS), most, 1), block, shared),
+                [tiles, order, inner, *addresses(context, "down"), outer, *self.down_sizes(need)],
             ),
         )  # fmt: skip
+
+    def gate_up_sizes(self, need: OpNeed) -> Sequence[Arg]:
+        """The last arguments of the first product."""
+        return *Sorted.down_sizes(self, need), i32(need.operands["experts"].shape[1])
+
+    def down_sizes(self, need: OpNeed) -> Sequence[Arg]:
+        """And of the second."""
+        _, size, hidden = need.operands["gate"].shape
+        return i32(hidden), i32(size)
 
 
 def _of(element: DType) -> list[OpImplementation]:

@@ -7,10 +7,13 @@
 #ifndef UNIT_TOKENS
 #define UNIT_TOKENS 8
 #endif
+#ifndef BLOCK_WARPS
+#define BLOCK_WARPS 8
+#endif
 
 namespace atlas {
 
-constexpr int MOE_WARPS = 8, MOE_THREADS = MOE_WARPS * WARP, COLUMN_TILES = UNIT_TOKENS / 8;
+constexpr int MOE_WARPS = BLOCK_WARPS, MOE_THREADS = MOE_WARPS * WARP, COLUMN_TILES = UNIT_TOKENS / 8;
 constexpr int CHUNK = 64, ROWS = 16;  // a warp's step: 16 rows of 64 weights
 
 // What the predecessor of the predecessor has written: past the L1 cache, which may be older.
