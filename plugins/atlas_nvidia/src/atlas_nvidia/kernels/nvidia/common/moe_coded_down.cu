@@ -1,9 +1,9 @@
-// The second half of few tokens' experts whose weights are codes (expert_codes.cuh): down, summed up over a token's choices,
-// and onto the residual stream if there is one.
+// The second half of few tokens' experts whose weights are codes (expert_codes.cuh): down, summed up over a token's
+// choices, and onto the residual stream if there is one.
 //
-// A block owns the outputs of CODE_ROWS rows for all tokens. Its warps, and those of the blocks of its cluster, share out the
-// units (moe.cuh), CODE_TEAM of them a part of the columns of one each, and each has sums of its own, so that nothing is added
-// in an order that could change.
+// A block owns the outputs of CODE_ROWS rows for all tokens. Its warps, and those of the blocks of its cluster, share out
+// the units (moe.cuh), CODE_TEAM of them a part of the columns of one each, and each has sums of its own, so that nothing
+// is added in an order that could change.
 #include <cooperative_groups.h>
 
 #ifndef BLOCK_WARPS
@@ -59,8 +59,10 @@ moe_coded_down(const int32_t* counts, int32_t live_word, const uint16_t* inner, 
     }
     cooperative_groups::cluster_group cluster = cooperative_groups::this_cluster();
     const int slot_bytes = CODES + columns * CODE_CHUNK * 2;
-    float* sums = reinterpret_cast<float*>(shared + MOE_WARPS * CODE_DEPTH * slot_bytes);  // [MOE_WARPS][capacity][CODE_ROWS]
-    Units units(reinterpret_cast<unsigned char*>(sums + MOE_WARPS * capacity * CODE_ROWS), expert_count, capacity * top_k);
+    // [MOE_WARPS][capacity][CODE_ROWS]
+    float* sums = reinterpret_cast<float*>(shared + MOE_WARPS * CODE_DEPTH * slot_bytes);
+    Units units(reinterpret_cast<unsigned char*>(sums + MOE_WARPS * capacity * CODE_ROWS), expert_count,
+                capacity * top_k);
     // Choices are older than the predecessor: it admitted this kernel when it had waited for them.
     units.build(experts, live, expert_count, top_k, capacity, false);
 
@@ -131,8 +133,8 @@ moe_coded_down(const int32_t* counts, int32_t live_word, const uint16_t* inner, 
 #pragma unroll
             for (int r = 0; r < ROW_TILES; ++r) {
                 acc[r].multiply(from + r * CODE_SLOT, [&](int c, int j) {
-                    const unsigned char* at = from + CODES + column[c] * 256 + (j * 64 ^ column[c] % 2 * 64) + part * 16;
-                    return *reinterpret_cast<const uint4*>(at);
+                    const unsigned char* at = from + CODES + column[c] * 256 + part * 16;
+                    return *reinterpret_cast<const uint4*>(at + (j * 64 ^ column[c] % 2 * 64));
                 });
             }
             __syncwarp();

@@ -1,10 +1,10 @@
-// The first half of few tokens' experts whose weights are codes (expert_codes.cuh): silu(gate x) * (up x), times the weight
-// of the choice, for each choice.
+// The first half of few tokens' experts whose weights are codes (expert_codes.cuh): silu(gate x) * (up x), times the
+// weight of the choice, for each choice.
 //
-// Blocks share out the tiles of all units (moe.cuh), an equal run each, and teams of ``team`` warps those of a block's run. A
-// tile is 8 rows of gate and the same of up, so that a lane finishes both by itself; the warps of a team have a part of the
-// columns each. The tokens of a unit lie in shared memory, ``buffers`` of them: with two the next unit's are brought while
-// warps work on one.
+// Blocks share out the tiles of all units (moe.cuh), an equal run each, and teams of ``team`` warps those of a block's run.
+// A tile is 8 rows of gate and the same of up, so that a lane finishes both by itself; the warps of a team have a part of
+// the columns each. The tokens of a unit lie in shared memory, ``buffers`` of them: with two the next unit's are brought
+// while warps work on one.
 #ifndef BLOCK_WARPS
 #define BLOCK_WARPS 16
 #endif
@@ -39,8 +39,9 @@ moe_coded_gate_up(const int32_t* counts, int32_t live_word, const uint16_t* x, c
     __shared__ float of_column[2][UNIT_TOKENS];
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, group = lane / 4, part = lane % 4;
     const int live = min(counts[live_word], capacity), stride = stride_of(hidden), columns = min(UNIT_TOKENS, capacity);
-    float4* exchanged = reinterpret_cast<float4*>(shared + MOE_WARPS * CODE_DEPTH * CODE_SLOT);  // [2][MOE_WARPS][TEAM_SUMS]
-    unsigned char* tokens = reinterpret_cast<unsigned char*>(exchanged + (team > 1 ? 2 * MOE_WARPS * TEAM_SUMS : 0));  // [buffers][columns][stride]
+    // [2][MOE_WARPS][TEAM_SUMS], if anything is exchanged, and [buffers][columns][stride]
+    float4* exchanged = reinterpret_cast<float4*>(shared + MOE_WARPS * CODE_DEPTH * CODE_SLOT);
+    unsigned char* tokens = reinterpret_cast<unsigned char*>(exchanged + (team > 1 ? 2 * MOE_WARPS * TEAM_SUMS : 0));
     wait_for_predecessor();
     // Not before: the successor reads the choices without waiting, so they must be complete when it begins.
     admit_successor();
@@ -172,7 +173,7 @@ moe_coded_gate_up(const int32_t* counts, int32_t live_word, const uint16_t* x, c
             }
         }
         if (now == last_unit) break;
-        __syncthreads();  // nobody needs the tokens of this unit any more, and those of the next are there if there are two
+        __syncthreads();  // nobody needs the tokens of this unit any more; of two units those of the next are there
         if (buffers == 2) {
             if (now + 2 <= last_unit) load_tokens(now + 2, buffer);
             buffer ^= 1;

@@ -49,9 +49,9 @@ moe_coded_gemm_gate_up(const void* tiles, const int32_t* order, const uint16_t* 
         const float4 u = *reinterpret_cast<const float4*>(sums + row * SUM_STRIDE + HALF + column);
         const float4 a = factors_of(gates, first + column), b = factors_of(ups, first + column);
         const float by = weights[order[tile.first + row]];
-        store_four(inner + static_cast<int64_t>(tile.first + row) * size + n0 + column, silu(g.x * a.x) * u.x * b.x * by,
-                   silu(g.y * a.y) * u.y * b.y * by, silu(g.z * a.z) * u.z * b.z * by,
-                   silu(g.w * a.w) * u.w * b.w * by);
+        uint16_t* to = inner + static_cast<int64_t>(tile.first + row) * size + n0 + column;
+        store_four(to, silu(g.x * a.x) * u.x * b.x * by, silu(g.y * a.y) * u.y * b.y * by,
+                   silu(g.z * a.z) * u.z * b.z * by, silu(g.w * a.w) * u.w * b.w * by);
     }
 }
 

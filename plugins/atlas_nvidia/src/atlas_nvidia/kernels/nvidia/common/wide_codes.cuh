@@ -7,7 +7,8 @@
 namespace atlas {
 
 __device__ inline void put_shared(uint32_t target, const uint4& v) {
-    asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(target), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+    asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};"
+                 ::"r"(target), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }
 
 // Some rows of a stack: ``left`` from ``row`` on, if any.
@@ -51,7 +52,7 @@ struct WideCodes {
         for (int i = 0; i < AHEAD; ++i) load(i, 0);
     }
 
-    // put(row, piece of 8 columns, values) for what is here, and the next ones on their way. ``steps``: of the whole product.
+    // put(row, piece of 8 columns, values) for a step, the next pieces on their way. ``steps``: of the whole product.
     template <class Put>
     __device__ void fetch(int steps, Put put) {
 #pragma unroll
