@@ -89,9 +89,8 @@ class Bench:
 
     def __init__(
         self, config: Mapping[str, Any], hardware: str, arch: str, batch: int, context: int, piece: int = PREFILL,
-        stored: str = "bf16", experts: str = "bf16",
+        stored: str = "bf16",
     ) -> None:  # fmt: skip
-        """``stored``: matrices of layers but routers, ``experts``: those of mixtures (STORED)."""
         tree, places = scan([KernelRoot("atlas_nvidia"), KernelRoot(_ROOTS[hardware])])
         self.backend = open_backend(KernelLibrary(tree, places, Target(hardware, arch)))
         self.batch, self.piece = batch, piece
@@ -104,7 +103,7 @@ class Bench:
         self.slots = SlotLayout(batch, (blocks,), 64)
         layout = StepLayout(self.slots, PAGE_TOKENS, DType.BF16, batch)
         self.program = record(loader, self.spec, layout)
-        weights = made_up.layouts(self.program.weights(), stored, experts)
+        weights = made_up.layouts(self.program.weights(), stored)
         patterns = [Pattern.of(fused, PRIMITIVES) for fused in (*fused_ops(), *fused_of_hopper())]
         context_ = Context(arch, "fast", DType.BF16, weights, IMPLEMENTATIONS, patterns)
         updates = blocks + 32
@@ -444,7 +443,6 @@ def main() -> None:
     parser.add_argument("--piece", type=int, default=PREFILL, help="tokens of a prompt's step")
     parser.add_argument("--prefill-nodes", action="store_true", help="time the nodes of a prompt as well")
     parser.add_argument("--stored", default="bf16", choices=made_up.STORED, help="how matrices of layers are stored")
-    parser.add_argument("--experts", choices=made_up.STORED, help="how experts are stored, if otherwise")
     options = parser.parse_args()
     began = time.perf_counter()
     bench = Bench(
@@ -455,7 +453,6 @@ def main() -> None:
         max(options.context, options.prompt),
         options.piece,
         options.stored,
-        options.experts or options.stored,
     )
     weights = sum(buffer.nbytes for buffer in bench.memory.weights.values())
     print(

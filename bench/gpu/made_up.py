@@ -27,14 +27,13 @@ _SPREADS = {E4M3_UNITS: 16.0, NVFP4_UNITS: 2.7}
 _PIECES = 4096
 
 
-def layouts(weights: Iterable[Value], stored: str, experts: str) -> dict[str, StorageLayout]:
-    """By name: matrices of layers are ``stored`` so, one of STORED, and those of experts as ``experts``; routers and all else are bfloat16."""
+def layouts(weights: Iterable[Value], stored: str) -> dict[str, StorageLayout]:
+    """By name: matrices of layers are ``stored`` so, one of STORED, routers and everything else are bfloat16."""
 
-    def of(weight: Value) -> str:
-        matrix = len(weight.shape) > 1 and weight.name.startswith("layers.") and not weight.name.endswith(".router")
-        return experts if len(weight.shape) == 3 else stored if matrix else "bf16"
+    def matrix(weight: Value) -> bool:
+        return len(weight.shape) > 1 and weight.name.startswith("layers.") and not weight.name.endswith(".router")
 
-    return {weight.name: STORED[of(weight)] for weight in weights}
+    return {weight.name: STORED[stored if matrix(weight) else "bf16"] for weight in weights}
 
 
 def fill(backend: Any, weights: Mapping[tuple[str, str], Buffer], shapes: Mapping[str, tuple[int, ...]]) -> None:
