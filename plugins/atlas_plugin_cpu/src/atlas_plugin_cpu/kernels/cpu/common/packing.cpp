@@ -9,6 +9,7 @@ namespace {
 
 constexpr int kLanes = 16;
 constexpr int kMostStored = 210;
+constexpr int kAhead = 4096;  // bytes of the target that are asked for before they are written
 
 typedef const uint8_t* const* Lanes;
 
@@ -262,6 +263,7 @@ void pack(const uint8_t* source, const int32_t* order, uint8_t* target, int64_t 
         }
         uint8_t* out = target + group * chunks * Format::kPacked;
         for (int64_t c = 0; c < chunks;) {
+            for (int line = 0; line < Format::kPacked; line += 64) __builtin_prefetch(out + kAhead + line, 1);
             const int taken = Format::chunks(lanes, out, chunks - c);
             for (int lane = 0; lane < kLanes; ++lane) lanes[lane] += taken * step[lane];
             out += taken * Format::kPacked;
