@@ -1,6 +1,6 @@
 """The engine: a plain loop on one thread. Take messages, schedule, launch, collect, deliver."""
 
-import secrets
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
@@ -245,7 +245,7 @@ class Engine:
 
     def _submit(self, request: Generate, output: Output, matcher: Matcher | None) -> None:
         seed = request.sampling.seed
-        seed = secrets.randbits(64) if seed is None else seed
+        seed = int.from_bytes(os.urandom(8)) if seed is None else seed
         limited = request.thinking is not None and request.thinking.budget is not None
         answer = Answer(matcher, request.thinking, output) if matcher is not None or limited else None
         self._scheduler.submit(request, seed=seed, stop_ids=output.stop_ids, restriction=answer)

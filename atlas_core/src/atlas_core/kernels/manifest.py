@@ -1,6 +1,5 @@
 """KERNEL.toml and HARDWARE.toml: text in, frozen declarations out. Unknown keys are errors naming file and key."""
 
-import difflib
 import re
 from collections.abc import Mapping
 from functools import lru_cache
@@ -175,6 +174,8 @@ class _Table:
 
     def done(self) -> None:
         for key in self._data:
+            import difflib  # of use to whoever mistyped something alone
+
             near = difflib.get_close_matches(key, self._known, n=1)
             hint = f"Did you mean {near[0]!r}?" if near else f"Known keys: {', '.join(sorted(self._known))}."
             raise self.fail(f"unknown key {key!r}", hint)

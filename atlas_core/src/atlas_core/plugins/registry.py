@@ -1,7 +1,6 @@
 """What the installed plugins offer: records of every entry point, and tables of declarations by key."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from difflib import get_close_matches
 from types import MappingProxyType
 from typing import Any, Generic, Literal, TypeVar
 
@@ -172,6 +171,8 @@ class Table(Mapping[str, D], Generic[D]):
                 f"{record.owner}, entry point {record.entry_point}: {record.reason}",
                 f"repair or reinstall {record.dist}",
             )
+        from difflib import get_close_matches  # of use to whoever mistyped something alone
+
         near = get_close_matches(key, self._owners, n=1)
         raise PluginError(
             f"no installed plugin offers the {what} {key!r}",

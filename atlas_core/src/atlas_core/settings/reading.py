@@ -1,7 +1,6 @@
 """From layers of values to Settings: flag > environment > file > model preset > hardware default > built-in."""
 
 from collections.abc import Callable, Iterable, Mapping
-from difflib import get_close_matches
 from typing import Any
 
 from msgspec.structs import replace
@@ -106,6 +105,8 @@ def _settled(settings: Settings, chosen: Mapping[str, tuple[Any, Source]], mista
 
 
 def _near(name: str, known: Iterable[str], prefix: str = "") -> str:
+    from difflib import get_close_matches  # of use to whoever mistyped something alone
+
     # Compared without a common beginning, which would make every name look near.
     found = get_close_matches(name.removeprefix(prefix), [each.removeprefix(prefix) for each in known], n=3)
     return f"; did you mean {' or '.join(prefix + each for each in found)}?" if found else ""
