@@ -82,6 +82,17 @@ def test_experts_are_read_as_stored(
     assert all("_coded_" in name for name in names)
 
 
+@pytest.mark.parametrize("hardware", ["hopper", "gb10"])
+def test_a_router_in_float32_has_a_kernel(registry: Registry, hardware: str) -> None:
+    """As MiniMax M2 has them, beside matrices in FP8."""
+    folder = Path(__file__).parents[1] / "data" / "tiny" / "q_fp8_block_minimax"
+    found = dict(explain(registry, read_settings({"model": str(folder), "hardware": hardware}, {})))
+    for bucket in found["buckets"]:
+        steps = bucket["segments"][0]["steps"]
+        packings = [step["packings"].get("weight") for step in steps if step["op"] == "linear"]
+        assert packings.count("f32_as_bf16_pair") == sum(step["op"] == "moe_route_sigmoid" for step in steps) > 0
+
+
 @pytest.mark.parametrize("hardware", ["hopper", "gb10", "cpu"])
 def test_gemma(registry: Registry, tmp_path: Path, hardware: str) -> None:
     found = explained(registry, GEMMA, tmp_path, hardware)

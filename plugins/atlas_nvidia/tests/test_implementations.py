@@ -1,7 +1,9 @@
 """What implementations launch fits what KERNEL.toml declares and what an H100 can do; choices are never left to chance."""
 
+import re
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 from msgspec.structs import replace
 
@@ -19,12 +21,14 @@ from atlas_core.ops.cases import GENERATORS, trials
 from atlas_core.ops.primitives import PRIMITIVES
 from atlas_core.runtime.null import NullBackend, NullLaunch
 from atlas_core.vocab.dtype import DType
+from atlas_core.vocab.errors import KernelError
 from atlas_core.vocab.kernel import Arg, Geometry, LaunchAttrs, Param
 from atlas_core.vocab.layout import plain
 from atlas_nvidia.fused import fused_ops
 from atlas_nvidia.implementations import implementations
 from atlas_nvidia.implementations.base import ELEMENTS
 from atlas_nvidia.implementations.linear import shared_out
+from atlas_nvidia.implementations.wide_linear import PAIR, PairLinear
 from atlas_nvidia.launch import Limits, check_arguments, check_geometry
 
 ARCH = "sm_90a"
@@ -85,12 +89,16 @@ def test_every_supported_need_is_launched_within_declarations_and_limits() -> No
         if not implementation.supports(need).ok:
             continue
         supported.add(implementation.name)
-        several = {"streamed": 2, "sorted": 4, "chunks": 2}  # launches
+        several = {"streamed": 2, "sorted": 4, "chunks": 2, "pair": 2}  # launches
         expected = next((n for kind, n in several.items() if kind in implementation.name), 1)
         # Decode attention is one launch of whichever of its kernels suits the number of blocks.
-        kernels = 1 if implementation.name.startswith("paged_decode") else len(implementation.kernels)
+        choosing = {"paged_decode": 1, "linear_f32_pair": 2}
+        kernels = next(
+            (n for kind, n in choosing.items() if implementation.name.startswith(kind)), len(implementation.kernels)
+        )
         assert bind(backend, implementation, need) == expected == kernels
-    primitive = {i.name for i in implementations() if i.op in PRIMITIVES}
+    # FP8 and NVFP4 have tests of their own.
+    primitive = {i.name for i in implementations() if i.op in PRIMITIVES and not re.search("_(scaled|coded)", i.name)}
     assert supported == primitive
 
 
@@ -102,6 +110,16 @@ def test_no_two_implementations_accept_a_need_with_one_rank() -> None:
             key = str((need.op, need.operands, sorted(need.attrs.items()), need.tokens, need.max_query, need.kv))
             other = ranks.setdefault(key, {}).setdefault(verdict.rank, implementation.name)
             assert other == implementation.name, f"{other} and {implementation.name} tie for {need}"
+
+
+def test_float32_weights_are_two_of_bfloat16() -> None:
+    """Which sum up to 16 bits of mantissa at least."""
+    values = np.random.default_rng(5).normal(size=(8, 64)).astype(np.float32)
+    first, rest = PairLinear().pack(PAIR, plain(DType.F32), (8, 64), values.tobytes())
+    error = np.abs(first.astype(np.float32) + rest.astype(np.float32) - values.reshape(-1))
+    assert (error <= np.abs(values.reshape(-1)) * 2.0**-17).all()
+    with pytest.raises(KernelError, match="cannot be packed"):
+        PairLinear().pack(PAIR, plain(DType.BF16), (8, 64), values.tobytes())
 
 
 def test_exact_numerics_are_refused_by_every_product() -> None:

@@ -15,6 +15,7 @@ from atlas_nvidia.implementations import (
     sampling,
     scaled,
     scaled_fused,
+    wide_linear,
 )
 
 
@@ -22,5 +23,5 @@ def implementations() -> list[OpImplementation]:
     """All of them; no two of one op accept one need with one rank."""
     return [
         *rows.ALL, *linear.ALL, *attention.ALL, *fused.ALL, *heads.ALL, *linear_attention.ALL, *delta.ALL, *moe.ALL, *route.ALL,
-        *sampling.ALL, *scaled.ALL, *scaled_fused.ALL, *coded_experts.ALL,
+        *sampling.ALL, *scaled.ALL, *scaled_fused.ALL, *coded_experts.ALL, *wide_linear.ALL,
     ]  # fmt: skip
