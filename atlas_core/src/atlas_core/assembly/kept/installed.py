@@ -116,7 +116,7 @@ def _restored(record: _Record) -> PluginRecord:
 def _hashable(declaration: Declaration) -> Declaration:
     """With tuples in place of lists, as plugins write them."""
     lists = {name: tuple(value) for name, value in _items(declaration) if isinstance(value, list)}
-    return replace(declaration, **lists)
+    return replace(declaration, **lists) if lists else declaration
 
 
 def _items(declaration: Declaration) -> Iterator[tuple[str, Any]]:

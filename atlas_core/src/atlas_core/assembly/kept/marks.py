@@ -47,38 +47,39 @@ class Mark(Struct, frozen=True):
 
 
 class Marking:
-    """Collects what there is to know of files: ``names``, and of most of them four ``numbers``."""
+    """Collects what there is to know of files: ``names``, and of most of them ``facts``."""
 
     def __init__(self, *names: str) -> None:
         self.names = list(names)
-        self.numbers = array("Q")
+        self.facts: list[os.stat_result] = []
 
     def add(self, name: str, facts: os.stat_result) -> None:
         """A file."""
         self.names.append(name)
-        self.numbers.extend((facts.st_mtime_ns, facts.st_size, facts.st_ino, facts.st_dev))
+        self.facts.append(facts)
 
     def below(self, folder: str, *, binaries: bool = False) -> None:
         """All files of a folder and those in it; of binaries only those that tell of the others. Raises OSError."""
-        add, names = self.add, self.names
-        names.append(folder)
         with os.scandir(folder) as entries:
-            for entry in sorted(entries, key=_name):
-                name = entry.name
-                if entry.is_dir(follow_symlinks=False):
-                    if name != "__pycache__":
-                        self.below(entry.path, binaries=binaries or name == "_compiled")
-                elif binaries and not name.endswith(_MARKED_IN_BINARIES):
-                    names.append(name)
-                else:
-                    add(name, entry.stat())
+            found = sorted((entry for entry in entries if entry.name != "__pycache__"), key=_name)
+        self.names.append(folder)
+        self.names += [entry.name for entry in found]
+        files = []
+        for entry in found:
+            if entry.is_dir(follow_symlinks=False):
+                self.below(entry.path, binaries=binaries or entry.name == "_compiled")
+            elif not binaries or entry.name.endswith(_MARKED_IN_BINARIES):
+                files.append(entry)
+        self.facts += [entry.stat() for entry in files]
 
     def done(self) -> Mark:
         """The mark of all."""
         text = "\0".join(self.names).encode("utf-8", "surrogateescape")
-        return Mark(
-            hashlib.sha256(text + b"\0\0" + self.numbers.tobytes()).hexdigest(), max(self.numbers[::4], default=0)
-        )
+        times = [each.st_mtime_ns for each in self.facts]
+        numbers = array("Q", times)
+        for each in self.facts:
+            numbers.extend((each.st_size, each.st_ino, each.st_dev))
+        return Mark(hashlib.sha256(text + b"\0\0" + numbers.tobytes()).hexdigest(), max(times, default=0))
 
 
 _name = attrgetter("name")

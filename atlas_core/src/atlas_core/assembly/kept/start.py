@@ -38,14 +38,14 @@ class _Machine(Struct, array_like=True):
 
 
 class _Kept(Struct, array_like=True):
-    """``digest`` is of all that the start depends on; ``processors`` are those that the plan was made for."""
+    """``digest`` is of all that the start depends on; ``processors`` are those that ``plan`` (Tables) was made for."""
 
     digest: str
     machine: _Machine
     understood: Understood
     remembered: bytes | None
     processors: int | None
-    plan: Tables
+    plan: msgspec.Raw
     target: Target
     kernels: tuple[CompiledKernel, ...]
     kernels_digest: str
@@ -98,8 +98,9 @@ class KeptStart:
     def plan(self, machine: Machine, model: Model) -> StepPlan:
         """The plan; made anew should somebody not be there who was there, as it would be for a plugin that goes by more than its files."""
         try:
-            return planned(self._kept.plan, machine, model.own.ops, model.own.of([each.name for each in machine.chain]))
-        except (LookupError, ValueError):
+            tables = msgspec.msgpack.decode(self._kept.plan, type=Tables)
+            return planned(tables, machine, model.own.ops, model.own.of([each.name for each in machine.chain]))
+        except (LookupError, ValueError, msgspec.MsgspecError):
             return make_plan(model, machine, self._settings, self.processors)
 
 
@@ -173,7 +174,7 @@ def keep(
         return False
     checkpoint = model.checkpoint
     try:
-        tables = tabled(plan)
+        tables = msgspec.Raw(msgspec.msgpack.encode(tabled(plan)))
     except TypeError:
         return False
     kept = _Kept(
