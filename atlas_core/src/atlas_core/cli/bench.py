@@ -46,7 +46,8 @@ def serve(url: str, model: str | None, api_key: str | None, timeout: float, as_j
         samples = put_load(server, workload, lambda sample: bar.update(1))
     summary = summarise(samples)
     if not summary.succeeded:
-        raise EngineError(f"none of {summary.requests} requests was answered", _first(samples), "see the server's log")
+        cure = "correct the request (--prompt-tokens and --model among others), or see the server's log"
+        raise EngineError(f"none of {summary.requests} requests was answered", _first(samples), cure)
     if as_json:
         click.echo(json.dumps(summary.as_json(workload, server.url), indent=1))
     else:
