@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
+import uvicorn.server
 from msgspec.structs import replace
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -192,6 +193,24 @@ class Recorder:
 def model(**changes: Any) -> ServedModel:
     template = ChatTemplate(TEMPLATE, {}, strftime=time.strftime)
     return replace(ServedModel(("tiny", "org/tiny"), ByteTokenizer(), template, 1700000000), **changes)
+
+
+class _Impatient:
+    """asyncio, for uvicorn's server: it looks every 100 ms whether it shall end, and takes 200 to do so, hundreds of times here."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(asyncio, name)
+
+    @staticmethod
+    async def sleep(seconds: float) -> None:
+        await asyncio.sleep(min(seconds, 0.005))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_ends() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(uvicorn.server, "asyncio", _Impatient())
+        yield
 
 
 class Running:
