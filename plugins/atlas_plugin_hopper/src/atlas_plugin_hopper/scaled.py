@@ -22,7 +22,7 @@ STAGES: Mapping[tuple[str, int], int] = {
     (E4M3_UNITS, 64): 6, (E4M3_UNITS, 128): 4, (NVFP4_UNITS, 64): 8, (NVFP4_UNITS, 128): 5,
 }  # fmt: skip
 """TMA_STAGES by packing and tokens of a tile."""
-MANY = 256
+MANY = 384
 """Tokens from which on a matrix is decoded first."""
 DECODING_WARPS = 8
 """Of a block of scaled_decode.cu."""
