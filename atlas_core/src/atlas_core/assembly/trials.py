@@ -47,7 +47,8 @@ def _test(registry: Registry, hardware: str, text: str, part: int, parts: int, t
     machine = choose_machine(registry, hardware)
     # Neighbours in this order are of one op and cost alike, so that nobody gets all that are long.
     own = tuple(sorted(machine.implementations, key=lambda implementation: implementation.op)[part::parts])
-    machine = replace(machine, implementations=own)
+    share = replace(machine.brought(), implementations=own)
+    machine = replace(machine, brought=lambda: share)
     backend = _open(machine)
     try:
         found = [] if part else _test_backend(backend, text, tell)
