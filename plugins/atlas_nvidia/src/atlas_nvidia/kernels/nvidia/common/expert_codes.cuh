@@ -5,6 +5,8 @@
 // factor for each row. A lane has 32 neighbours of a row of a chunk: these have two scales, or one. So the summed dimension
 // is permuted, which is harmless because columns are read with the same permutation.
 #pragma once
+#include <cuda_fp16.h>
+
 #include "device.cuh"
 
 #ifndef CODE_BITS

@@ -3,8 +3,7 @@
 // neither the copies nor the products meet bank conflicts. Where tiles are few, the blocks of a cluster share out the
 // summed dimension of one tile, and each stores some of its tokens.
 #pragma once
-#include <cooperative_groups.h>
-
+#include "cluster.cuh"
 #include "device.cuh"
 
 #ifndef TILE_M
@@ -69,7 +68,6 @@ __device__ inline void gemm(const int32_t* counts, int32_t live_word, const uint
         wait_for_predecessor();
         return;
     }
-    cooperative_groups::cluster_group cluster = cooperative_groups::this_cluster();
     const int splits = gridDim.z, split = blockIdx.z;
     const uint32_t base = shared_address(shared);
     const int all_steps = (width + GEMM_DEPTH - 1) / GEMM_DEPTH, each = (all_steps + splits - 1) / splits;
@@ -105,7 +103,7 @@ __device__ inline void gemm(const int32_t* counts, int32_t live_word, const uint
     __syncthreads();
     float* sums = reinterpret_cast<float*>(shared);
     product.put(sums);
-    cluster.sync();
+    cluster_sync();
     const int tokens = min(TILE_M, live - m0);
     for (int e = threadIdx.x; e < TILE_M / splits * (TILE_N / 4); e += GEMM_THREADS) {
         const int token = e / (TILE_N / 4) * splits + split, column = e % (TILE_N / 4) * 4;
@@ -116,7 +114,7 @@ __device__ inline void gemm(const int32_t* counts, int32_t live_word, const uint
 #pragma unroll
         for (int s = 0; s < MAX_SPLITS; ++s) {
             if (s >= splits) break;
-            const float* other = cluster.map_shared_rank(sums, s) + token * SUM_STRIDE + column;
+            const float* other = of_block(sums, s) + token * SUM_STRIDE + column;
             parts[s] = *reinterpret_cast<const float4*>(other);
         }
         float value[4] = {};
@@ -137,7 +135,7 @@ __device__ inline void gemm(const int32_t* counts, int32_t live_word, const uint
             else static_cast<uint16_t*>(y)[element + i] = narrow(value[i]);
         }
     }
-    cluster.sync();  // nobody leaves while others still read its shared memory
+    cluster_sync();  // nobody leaves while others still read its shared memory
 }
 
 }  // namespace atlas

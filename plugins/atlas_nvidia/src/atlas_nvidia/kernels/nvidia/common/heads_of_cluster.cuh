@@ -4,32 +4,12 @@
 // store sums wait for it, the others go on with the next tile. Two of each, used in turns: who sends for the next head
 // but one has heard from all for the next, and they have read what was sent for this one.
 #pragma once
+#include "cluster.cuh"
 #include "device.cuh"
 
 namespace atlas {
 
 constexpr int MAX_CLUSTER = 8;
-
-__device__ inline void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
-__device__ inline void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
-
-__device__ inline uint32_t cluster_blocks() {
-    uint32_t blocks;
-    asm("mov.u32 %0, %cluster_nctaid.x;" : "=r"(blocks));
-    return blocks;
-}
-__device__ inline uint32_t cluster_rank() {
-    uint32_t rank;
-    asm("mov.u32 %0, %cluster_ctarank;" : "=r"(rank));
-    return rank;
-}
-
-// The address of the same place in another block of the cluster.
-__device__ inline uint32_t of_block(uint32_t address, uint32_t rank) {
-    uint32_t remote;
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
-    return remote;
-}
 
 struct HeadSums {
     uint64_t barrier[2];

@@ -4,11 +4,11 @@
 // A block owns the outputs of CODE_ROWS rows for all tokens. Its warps, and those of the blocks of its cluster, share out
 // the units (moe.cuh), CODE_TEAM of them a part of the columns of one each, and each has sums of its own, so that nothing
 // is added in an order that could change.
-#include <cooperative_groups.h>
 
 #ifndef BLOCK_WARPS
 #define BLOCK_WARPS 16
 #endif
+#include "cluster.cuh"
 #include "expert_codes.cuh"
 #include "moe.cuh"
 
@@ -57,7 +57,6 @@ moe_coded_down(const int32_t* counts, int32_t live_word, const uint16_t* inner, 
         wait_for_predecessor();
         return;
     }
-    cooperative_groups::cluster_group cluster = cooperative_groups::this_cluster();
     const int slot_bytes = CODES + columns * CODE_CHUNK * 2;
     // [MOE_WARPS][capacity][CODE_ROWS]
     float* sums = reinterpret_cast<float*>(shared + MOE_WARPS * CODE_DEPTH * slot_bytes);
@@ -179,17 +178,17 @@ moe_coded_down(const int32_t* counts, int32_t live_word, const uint16_t* inner, 
         for (int w = 0; w < MOE_WARPS; ++w) sum += sums[w * capacity * CODE_ROWS + e];
         sums[e] = sum;
     }
-    cluster.sync();
+    cluster_sync();
     for (int e = block * MOE_THREADS + threadIdx.x; e < live * CODE_ROWS; e += blocks * MOE_THREADS) {
         float value = 0.0f;
 #pragma unroll
         for (int b = 0; b < MAX_BLOCKS; ++b) {
-            if (b < blocks) value += cluster.map_shared_rank(sums, b)[e];
+            if (b < blocks) value += of_block(sums, b)[e];
         }
         const int64_t element = static_cast<int64_t>(e / CODE_ROWS) * hidden + first_row + e % CODE_ROWS;
         if (residual) value += residual[element];
         if (y_f32) static_cast<float*>(y)[element] = value;
         else static_cast<uint16_t*>(y)[element] = narrow(value);
     }
-    cluster.sync();  // nobody leaves while others still read its sums
+    cluster_sync();  // nobody leaves while others still read its sums
 }

@@ -3,8 +3,7 @@
 //
 // A block owns 16 outputs of all tokens. Its warps, and those of the blocks of its cluster, share out the units (moe.cuh),
 // and each has sums of its own, so that nothing is added in an order that could change.
-#include <cooperative_groups.h>
-
+#include "cluster.cuh"
 #include "moe.cuh"
 
 #ifndef MOE_DEPTH
@@ -53,7 +52,6 @@ moe_down(const int32_t* counts, int32_t live_word, const uint16_t* inner, const 
         wait_for_predecessor();
         return;
     }
-    cooperative_groups::cluster_group cluster = cooperative_groups::this_cluster();
     const int slot_bytes = WEIGHTS_BYTES + columns * CHUNK * 2;
     float* sums = reinterpret_cast<float*>(shared + MOE_WARPS * MOE_DEPTH * slot_bytes);  // [MOE_WARPS][capacity][ROWS]
     const int choices = capacity * (top_k + (shared_down ? 1 : 0));
@@ -167,17 +165,17 @@ moe_down(const int32_t* counts, int32_t live_word, const uint16_t* inner, const 
         for (int w = 0; w < MOE_WARPS; ++w) sum += sums[w * capacity * ROWS + e];
         sums[e] = sum;
     }
-    cluster.sync();
+    cluster_sync();
     for (int e = block * MOE_THREADS + threadIdx.x; e < live * ROWS; e += blocks * MOE_THREADS) {
         float value = 0.0f;
 #pragma unroll
         for (int b = 0; b < MAX_BLOCKS; ++b) {
-            if (b < blocks) value += cluster.map_shared_rank(sums, b)[e];
+            if (b < blocks) value += of_block(sums, b)[e];
         }
         const int64_t element = static_cast<int64_t>(e / ROWS) * hidden + first_row + e % ROWS;
         if (residual) value += residual[element];
         if (y_f32) static_cast<float*>(y)[element] = value;
         else static_cast<uint16_t*>(y)[element] = narrow(value);
     }
-    cluster.sync();  // nobody leaves while others still read its sums
+    cluster_sync();  // nobody leaves while others still read its sums
 }

@@ -3,11 +3,8 @@
 // A cluster owns one sequence and up to GROUP query heads of one key head; its blocks share out the keys, 16 at a
 // time to each warp, STAGES tiles ahead, and send what they found to each other's shared memory: no second launch, no
 // counters.
-#include <cooperative_groups.h>
-
-#include <utility>
-
 #include "attention_tile.cuh"
+#include "cluster.cuh"
 
 #ifndef DECODE_WARPS
 #define DECODE_WARPS 8
@@ -17,7 +14,6 @@
 #endif
 
 using namespace atlas;
-namespace cg = cooperative_groups;
 
 namespace {
 
@@ -60,8 +56,7 @@ paged_decode(const int32_t* counts, const uint16_t* q, const int32_t* cu_q, cons
         wait_for_predecessor();
         return;
     }
-    cg::cluster_group cluster = cg::this_cluster();
-    auto begun = cluster.barrier_arrive();
+    cluster_arrive();
     const int splits = gridDim.x, split = blockIdx.x;
     const int heads_each = q_heads / kv_heads, tiles = (heads_each + GROUP - 1) / GROUP;
     const int kv_head = blockIdx.y / tiles, first_head = kv_head * heads_each + blockIdx.y % tiles * GROUP;
@@ -113,7 +108,7 @@ paged_decode(const int32_t* counts, const uint16_t* q, const int32_t* cu_q, cons
     // Of the lanes of a warp, of the warps of a block, of the blocks of the cluster.
     found.gather(shared.top[warp], shared.total[warp], &shared.part[warp][0][0]);
     __syncthreads();
-    cluster.barrier_wait(std::move(begun));  // nobody writes into the shared memory of a block that has not begun
+    cluster_wait();  // nobody writes into the shared memory of a block that has not begun
     // Of a block's GROUP * HEAD_DIM elements each block of the cluster stores an equal run.
     const int run = GROUP * HEAD_DIM / splits;
     for (int e = threadIdx.x; e < GROUP * HEAD_DIM; e += THREADS) {
@@ -122,7 +117,7 @@ paged_decode(const int32_t* counts, const uint16_t* q, const int32_t* cu_q, cons
         float sum = 0.0f;
 #pragma unroll
         for (int w = 0; w < WARPS; ++w) sum += exp2f(shared.top[w][h] - against) * shared.part[w][h][d];
-        cluster.map_shared_rank(&shared, e / run)->sums[split * run + e % run] = sum;
+        of_block(&shared, e / run)->sums[split * run + e % run] = sum;
     }
     for (int e = threadIdx.x; e < splits * GROUP; e += THREADS) {
         const int h = e % GROUP;
@@ -130,11 +125,11 @@ paged_decode(const int32_t* counts, const uint16_t* q, const int32_t* cu_q, cons
         float total_of_block = 0.0f;
 #pragma unroll
         for (int w = 0; w < WARPS; ++w) total_of_block += exp2f(shared.top[w][h] - against) * shared.total[w][h];
-        Shared* other = cluster.map_shared_rank(&shared, e / GROUP);
+        Shared* other = of_block(&shared, e / GROUP);
         other->tops[split][h] = best;
         other->totals[split][h] = total_of_block;
     }
-    cluster.sync();
+    cluster_sync();
     for (int e = threadIdx.x; e < run; e += THREADS) {
         const int h = (split * run + e) / HEAD_DIM, d = (split * run + e) % HEAD_DIM;
         if (h >= heads) break;

@@ -1,8 +1,7 @@
 // Reductions over one row of logits that a cluster of blocks shares out: each block has a contiguous range of token
 // ids. Everything that is summed or compared is an integer, so that results do not depend on the order of arrival.
 #pragma once
-#include <cooperative_groups.h>
-
+#include "cluster.cuh"
 #include "device.cuh"
 
 namespace atlas {
@@ -40,17 +39,16 @@ struct RowShared {
 // All threads of the cluster call the same sequence of methods. A cluster serves row blockIdx.x / ROW_BLOCKS.
 class RowCluster {
   public:
-    __device__ RowCluster(RowShared& shared, int vocabulary)
-        : shared_(shared), cluster_(cooperative_groups::this_cluster()), phase_(0) {
+    __device__ RowCluster(RowShared& shared, int vocabulary) : shared_(shared), phase_(0) {
         // Whole vectors, as far as there are any.
-        const int rank = cluster_.block_rank(), each = (vocabulary + 4 * ROW_BLOCKS - 1) / (4 * ROW_BLOCKS) * 4;
+        const int rank = cluster_rank(), each = (vocabulary + 4 * ROW_BLOCKS - 1) / (4 * ROW_BLOCKS) * 4;
         first_ = min(rank * each, vocabulary) + threadIdx.x;
         end_ = min((rank + 1) * each, vocabulary);
         // Nobody writes into the shared memory of a block that has not begun.
-        cluster_.sync();
+        cluster_sync();
     }
 
-    __device__ bool leader() const { return cluster_.block_rank() == 0 && threadIdx.x == 0; }
+    __device__ bool leader() const { return cluster_rank() == 0 && threadIdx.x == 0; }
 
     // The reduction of value(id) over all ids of the row, in every thread.
     template <class Reduce, class Value>
@@ -100,9 +98,9 @@ class RowCluster {
             uint64_t block = 0;
 #pragma unroll
             for (int w = 0; w < ROW_WARPS; ++w) block = Reduce::of(block, shared_.warps[w]);
-            cluster_.map_shared_rank(&shared_, threadIdx.x)->blocks[phase_][cluster_.block_rank()] = block;
+            of_block(&shared_, threadIdx.x)->blocks[phase_][cluster_rank()] = block;
         }
-        cluster_.sync();
+        cluster_sync();
         result = 0;
 #pragma unroll
         for (int b = 0; b < ROW_BLOCKS; ++b) result = Reduce::of(result, shared_.blocks[phase_][b]);
@@ -111,7 +109,6 @@ class RowCluster {
     }
 
     RowShared& shared_;
-    cooperative_groups::cluster_group cluster_;
     int phase_, first_, end_;
 };
 

@@ -1,8 +1,7 @@
 // The end of a product whose tiles have TOKENS tokens and 128 weight rows, the summed dimension of one being shared out among the
 // blocks of a cluster (its z): each stores some of the tokens.
 #pragma once
-#include <cooperative_groups.h>
-
+#include "cluster.cuh"
 #include "scaled_weights.cuh"
 
 namespace atlas {
@@ -22,9 +21,8 @@ struct Result {
 // the cluster's barrier twice.
 template <int TOKENS, int THREADS>
 __device__ inline void store_tile(float* sums, const Result& to, int m0, int n0, int tokens) {
-    cooperative_groups::cluster_group cluster = cooperative_groups::this_cluster();
     const int splits = gridDim.z, split = blockIdx.z;
-    cluster.sync();
+    cluster_sync();
     for (int e = threadIdx.x; e < (TOKENS + splits - 1) / splits * (TILE_N / 4); e += THREADS) {
         const int token = e / (TILE_N / 4) * splits + split, column = e % (TILE_N / 4) * 4;
         const int left = min(4, to.rows - n0 - column);
@@ -34,7 +32,7 @@ __device__ inline void store_tile(float* sums, const Result& to, int m0, int n0,
 #pragma unroll
         for (int s = 0; s < MAX_SPLITS; ++s) {
             if (s >= splits) break;
-            const float* other = cluster.map_shared_rank(sums, s) + token * SUM_STRIDE + column;
+            const float* other = of_block(sums, s) + token * SUM_STRIDE + column;
             parts[s] = *reinterpret_cast<const float4*>(other);
         }
         float value[4] = {};
@@ -55,7 +53,7 @@ __device__ inline void store_tile(float* sums, const Result& to, int m0, int n0,
             else static_cast<uint16_t*>(to.y)[element + i] = narrow(value[i]);
         }
     }
-    cluster.sync();  // nobody leaves while others still read its shared memory
+    cluster_sync();  // nobody leaves while others still read its shared memory
 }
 
 }  // namespace atlas

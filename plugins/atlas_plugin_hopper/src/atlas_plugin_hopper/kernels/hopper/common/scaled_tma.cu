@@ -109,8 +109,8 @@ scaled_tma(const int32_t* counts, int32_t live_word, const __grid_constant__ CUt
             if (++stage == TMA_STAGES) stage = 0, parity ^= 1;
         }
         // The readers store by themselves: code that both would run had to do with these registers.
-        cooperative_groups::this_cluster().sync();
-        cooperative_groups::this_cluster().sync();
+        cluster_sync();
+        cluster_sync();
     } else {
         take_registers<232>();
         admit_successor();
