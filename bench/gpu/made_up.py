@@ -93,16 +93,21 @@ def _fill_units(
         address += scales.nbytes
 
 
+@cache
+def _rows(packing: str, row: int) -> tuple[np.ndarray, float, np.ndarray]:
+    """Bytes of _PIECES rows of codes, the deviation of their numbers, and scales of one."""
+    rng = np.random.default_rng(SEED)
+    if packing == expert_codes.E2M1:
+        return rng.integers(0, 256, _PIECES * row, np.uint8), _SPREADS[NVFP4_UNITS], np.full(1 << 20, 0x38, np.uint8)
+    values = rng.standard_normal(_PIECES * row, np.float32) * np.float32(_SPREADS[E4M3_UNITS])
+    codes = values.astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
+    return codes, _SPREADS[E4M3_UNITS], np.ones(1 << 18, np.float32).view(np.uint8)
+
+
 def _fill_experts(backend: Any, stream: Any, packing: str, address: int, shape: tuple[int, ...], spread: float) -> None:
     """Codes of some rows over and over, scales of one, and factors that make the spread."""
     codes_end, scales_end, factors_from, end = expert_codes.sections(packing, shape)
-    rng, row = np.random.default_rng(SEED), codes_end // prod(shape[:-1])
-    if packing == expert_codes.E2M1:
-        codes, number, one = rng.integers(0, 256, _PIECES * row, np.uint8), 2.926, np.full(1 << 20, 0x38, np.uint8)
-    else:
-        values = rng.standard_normal(_PIECES * row, np.float32) * np.float32(_SPREADS[E4M3_UNITS])
-        codes, number = values.astype(ml_dtypes.float8_e4m3fn).view(np.uint8), _SPREADS[E4M3_UNITS]
-        one = np.ones(1 << 18, np.float32).view(np.uint8)
+    codes, number, one = _rows(packing, codes_end // prod(shape[:-1]))
     for some, first, last in ((codes, 0, codes_end), (one, codes_end, scales_end)):
         backend.copy_h2d(some[: last - first].data, address + first)
         for at in range(first + len(some), last, len(some)):

@@ -15,7 +15,6 @@ from atlas_core.ops.scaled import E4M3_BLOCK, E4M3_ROW, E4M3_TILE, NVFP4
 from atlas_core.vocab.dtype import DType
 from atlas_core.vocab.errors import KernelError
 from atlas_nvidia.implementations import coded_experts, expert_codes
-from atlas_plugin_hopper.experts import CodedByEngine
 
 FORMAT = ScaledFormat()
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
@@ -65,8 +64,7 @@ def test_what_cannot_be_packed_is_refused() -> None:
 
 def test_every_layout_that_is_packed_has_a_kernel_for_few_and_for_many_tokens() -> None:
     backend, taken, used = CheckingBackend(64), set(), set()
-    of_hopper = [CodedByEngine("moe_experts", bits) for bits in (4, 8)]
-    mine = [*(implementation for implementation in coded_experts.ALL if implementation.op == "moe_experts"), *of_hopper]
+    mine = [implementation for implementation in coded_experts.ALL if implementation.op == "moe_experts"]
     for trial in trials("moe_experts", 0):
         for variant in variants(PRIMITIVES["moe_experts"], trial, (DType.BF16,), codecs_of(FORMAT)):
             try:
@@ -86,7 +84,7 @@ def test_every_layout_that_is_packed_has_a_kernel_for_few_and_for_many_tokens() 
     expected = {
         (layout.name, f"moe_experts_coded_{4 if layout == NVFP4 else 8}_{way}")
         for layout in (NVFP4, E4M3_ROW, E4M3_TILE)
-        for way in ("8", "64", "sorted_64", "sorted_128", "tma")
+        for way in ("8", "64", "sorted_64", "sorted_128")
     }
     assert taken == expected
     assert E4M3_BLOCK.name not in expert_codes.PACKINGS

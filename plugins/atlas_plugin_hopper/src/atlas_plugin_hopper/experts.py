@@ -5,10 +5,9 @@ from collections.abc import Sequence
 from atlas_core.contracts.backend import Launch
 from atlas_core.contracts.ops import BindContext, OpNeed
 from atlas_core.vocab.dtype import DType
-from atlas_core.vocab.kernel import Arg, Geometry, TensorMap, i32, ptr, tensor_map
+from atlas_core.vocab.kernel import Arg, Geometry, TensorMap, i32, tensor_map
 from atlas_core.vocab.verdict import Verdict
 from atlas_nvidia.implementations.base import addresses
-from atlas_nvidia.implementations.coded_experts import LAYOUTS, Coded
 from atlas_nvidia.implementations.moe import Sorted
 
 TOKENS, ROWS, DEPTH, STAGES, THREADS = 128, 256, 64, 4, 384
@@ -47,8 +46,11 @@ class SortedByEngine(Sorted):
         self, need: OpNeed, context: BindContext, order: Arg, tiles: Arg, inner: Arg, outer: Arg
     ) -> Sequence[Launch]:
         """See Sorted."""
-        _, size, hidden = need.operands["gate"].shape
+        experts, size, hidden = need.operands["gate"].shape
         most = self.most(need)
+
+        def matrix(name: str, rows: int, width: int, box: int) -> Arg:
+            return tensor_map(TensorMap(context.operands[name].address, (experts * rows, width), (box, DEPTH), 2))
 
         def geometry(columns: int) -> Geometry:
             return Geometry((min(most * columns, context.workers), 1, 1), (THREADS, 1, 1), self.gemm_shared())
@@ -59,52 +61,13 @@ class SortedByEngine(Sorted):
             *self.launch_of(
                 context, self.gemm, gate_up, geometry(-(-size // (ROWS // 2))),
                 [
-                    tiles, order, *addresses(context, "x", "weights"), self.matrix(need, context, "gate", ROWS // 2),
-                    self.matrix(need, context, "up", ROWS // 2), inner, i32(hidden), i32(size),
-                    i32(need.operands["experts"].shape[1]), i32(most), *self.further(need),
+                    tiles, order, *addresses(context, "x", "weights"), matrix("gate", size, hidden, ROWS // 2),
+                    matrix("up", size, hidden, ROWS // 2), inner, i32(hidden), i32(size),
+                    i32(need.operands["experts"].shape[1]), i32(most),
                 ],
             ),
             *self.launch_of(
                 context, self.gemm, down, geometry(-(-hidden // ROWS)),
-                [
-                    tiles, order, between, self.matrix(need, context, "down", ROWS), outer, i32(hidden), i32(size), i32(most),
-                    *self.further(need),
-                ],
+                [tiles, order, between, matrix("down", hidden, size, ROWS), outer, i32(hidden), i32(size), i32(most)],
             ),
         )  # fmt: skip
-
-    def matrix(self, need: OpNeed, context: BindContext, name: str, box: int) -> Arg:
-        """How a stack of weights is found, ``box`` rows at a time."""
-        experts, rows, width = need.operands[name].shape
-        return tensor_map(TensorMap(context.operands[name].address, (experts * rows, width), (box, DEPTH), 2))
-
-    def further(self, need: OpNeed) -> Sequence[Arg]:
-        """Arguments behind those that all kernels have."""
-        return ()
-
-
-class CodedByEngine(Coded, SortedByEngine):
-    """The same for FP8 (8 bits) and NVFP4 (4), widened by the warpgroup that brings the tiles (moe_coded_tma.cu)."""
-
-    gemm_entries = ("moe_coded_tma_gate_up", "moe_coded_tma_down")
-
-    def __init__(self, op: str, bits: int) -> None:
-        self.bits = bits
-        super().__init__(op)
-        self.layouts = LAYOUTS[bits]
-
-    def variant(self) -> str:
-        """See Sorted."""
-        return f"coded_{self.bits}_tma"
-
-    def gemm_module(self) -> str:
-        """See Sorted."""
-        return "moe_coded_tma" if self.bits == 4 else "moe_coded_tma_e4m3"
-
-    def matrix(self, need: OpNeed, context: BindContext, name: str, box: int) -> Arg:
-        """See SortedByEngine."""
-        return ptr(context.operands[name].address)
-
-    def further(self, need: OpNeed) -> Sequence[Arg]:
-        """See SortedByEngine."""
-        return (i32(need.operands["gate"].shape[0]),)
