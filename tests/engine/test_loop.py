@@ -226,6 +226,20 @@ def test_a_wrong_request_fails_alone(bad, kind, field):
     assert session.answer("good") == expected(good)
 
 
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_first_tokens_are_told_before_all_others_of_a_step(asynchronous):
+    limits = replace(LIMITS, layout=SlotLayout(9, (16,), 6), pages=(60,), max_prefill_tokens=12)
+    session = Session(limits=limits, asynchronous=asynchronous)
+    session.send(*(request(str(i), range(2), max_tokens=20, ignore_eos=True, seed=i) for i in range(7)))
+    session.script[12] = [request("late", range(3), max_tokens=4, ignore_eos=True)]
+    session.run()
+    order = [delta.id for result in session.results for delta in result.deltas if delta.tokens]
+    at = order.index("late")
+    others = [str(i) for i in range(7)]
+    assert order[at - 7 : at] == order[at + 1 : at + 8] == others
+    assert session.answer("late") == expected(request("late", range(3), max_tokens=4, ignore_eos=True), limits)
+
+
 def test_a_token_without_a_meaning_fails_its_request_only():
     engine = make_engine()
     known = engine._text.token_bytes

@@ -18,6 +18,7 @@ from atlas_core.engine.restriction import Answer
 from atlas_core.engine.wire import Message
 from atlas_core.scheduler.plan import StepPlan
 from atlas_core.scheduler.scheduler import Scheduler
+from atlas_core.scheduler.sequence import Sequence as Running
 from atlas_core.vocab.errors import AtlasError, EngineError, RequestError
 from atlas_core.vocab.messages import Abort, Delta, Drain, FromEngine, Gauges, Generate, Ready, StepResult
 
@@ -321,7 +322,10 @@ class Engine:
             self._score(plan, result.alternatives)
         vectors = {plan.sequences[row].id: v for row, v in zip(plan.sample_row, result.vectors or (), strict=False)}
         piece = PIECE
-        for sequence, token in self._scheduler.complete(plan, result.sampled):
+        accepted = self._scheduler.complete(plan, result.sampled)
+        # Somebody waits for a first token, and prompts are the last rows of a step.
+        accepted.sort(key=_goes_on)
+        for sequence, token in accepted:
             if len(self._deltas) >= piece:
                 self._tell()
                 piece *= GROWTH
@@ -383,3 +387,8 @@ class Engine:
             self._experts,
             self._mixtures,
         )
+
+
+def _goes_on(accepted: tuple[Running, int]) -> bool:
+    """Whether a token is not the first of its sequence."""
+    return accepted[0].generated > 1
