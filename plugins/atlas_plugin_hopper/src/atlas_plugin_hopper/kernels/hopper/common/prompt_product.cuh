@@ -311,9 +311,11 @@ __device__ inline void prompt_product(const CUtensorMap* x, int live, int column
                     prepared[i] = prepare(tile);
                 }
                 if (!ENDS<Ending> && block_token + group * EACH * GROUP_TOKENS >= live) {
-                    // Without tokens: the others have the tensor cores, and the power.
+                    // Without tokens: the others have the tensor cores, and the power. Products keep the threads of a group together; here
+                    // one that looks too late would find the stage filled twice, and wait for ever.
                     for (int step = 0; step < steps; ++step) {
                         barrier_wait(full(stage), parity);
+                        named_wait(8 + group, WARPGROUP);
                         if (thread < PROMPT_PEERS) arrive_at(empty(stage), thread);
                         if (++stage == STAGES) {
                             stage = 0;
