@@ -86,7 +86,8 @@ class ScaledTma(ScaledLinear):
 
 
 class Decoded(ScaledLinear):
-    """Hundreds of tokens: the matrix is decoded into scratch and multiplied there, which rounds it once; both launches take it whole.
+    """Hundreds of tokens: the matrix is decoded into scratch and multiplied there, which rounds it once. For float16 alone: bfloat16 would
+    round scaled numbers by more than conformance allows.
 
     The product begins when the other has ended: it fetches weights before it waits for what its predecessor wrote.
     """
