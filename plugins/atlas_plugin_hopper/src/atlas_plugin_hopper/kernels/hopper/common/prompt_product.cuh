@@ -91,19 +91,11 @@ __device__ inline void bring_rows(uint32_t to, const CUtensorMap* map, int depth
     else copy_tile_to_all(to + peer * SHARE * PROMPT_DEPTH * 2, map, depth, row + peer * SHARE, barrier);
 }
 
-// The same of a tile of tokens. What lies wholly behind the last is not fetched: the copy engine takes longer for it than for others.
-__device__ inline void bring_tokens(uint32_t to, const CUtensorMap* map, int depth, int token, int live, int peer, uint32_t barrier) {
+// The same of a tile of tokens.
+__device__ inline void bring_tokens(uint32_t to, const CUtensorMap* map, int depth, int token, int peer, uint32_t barrier) {
     constexpr int HALF = PROMPT_TOKENS / PROMPT_PEERS;
-    if constexpr (SHARE_TOKENS) token += peer * HALF;
-    if (token >= live) return;
-    if constexpr (SHARE_TOKENS) copy_tile_to_all(to + peer * HALF * PROMPT_DEPTH * 2, map, depth, token, barrier);
+    if constexpr (SHARE_TOKENS) copy_tile_to_all(to + peer * HALF * PROMPT_DEPTH * 2, map, depth, token + peer * HALF, barrier);
     else copy_tile(to, map, depth, token, barrier);
-}
-
-// Bytes that come for a stage of a tile from `token` on.
-__device__ inline int stage_bytes(int token, int live) {
-    if constexpr (SHARE_TOKENS) return STAGE_BYTES - (token + PROMPT_TOKENS / PROMPT_PEERS < live ? 0 : X_BYTES / PROMPT_PEERS);
-    else return STAGE_BYTES - (token < live ? 0 : X_BYTES);
 }
 
 // Which tile comes at which turn: the tokens of a cluster vary fastest, so that clusters that run together share
@@ -247,7 +239,7 @@ __device__ inline void prompt_product(const CUtensorMap* x, int live, int column
         if constexpr (!ENDS<Ending>) give_registers<COPY_REGISTERS>();
         if (threadIdx.x == CONSUMERS * WARPGROUP) {
             auto weights_of = [&](const Tile& tile, int depth, int stage) {
-                barrier_expect(full(stage), stage_bytes(tile.token, live));
+                barrier_expect(full(stage), STAGE_BYTES);
                 bring(base + stage * STAGE_BYTES + X_BYTES, tile.column, depth, peer, full(stage));
             };
             // Nobody writes weights: a whole ring of them comes while the predecessor ends.
@@ -270,7 +262,7 @@ __device__ inline void prompt_product(const CUtensorMap* x, int live, int column
                         barrier_wait(empty(stage), parity);
                         weights_of(tile, depth, stage);
                     }
-                    bring_tokens(base + stage * STAGE_BYTES, x, depth, tile.token, live, peer, full(stage));
+                    bring_tokens(base + stage * STAGE_BYTES, x, depth, tile.token, peer, full(stage));
                     if (++stage == STAGES) {
                         stage = 0;
                         parity ^= 1;
@@ -309,20 +301,6 @@ __device__ inline void prompt_product(const CUtensorMap* x, int live, int column
                 for (int i = 0; i < MANY; ++i) {
                     choose(i);
                     prepared[i] = prepare(tile);
-                }
-                if (!ENDS<Ending> && block_token + group * EACH * GROUP_TOKENS >= live) {
-                    // Without tokens: the others have the tensor cores, and the power. Products keep the threads of a group together; here
-                    // one that looks too late would find the stage filled twice, and wait for ever.
-                    for (int step = 0; step < steps; ++step) {
-                        barrier_wait(full(stage), parity);
-                        named_wait(8 + group, WARPGROUP);
-                        if (thread < PROMPT_PEERS) arrive_at(empty(stage), thread);
-                        if (++stage == STAGES) {
-                            stage = 0;
-                            parity ^= 1;
-                        }
-                    }
-                    continue;
                 }
                 Sums acc[MANY];
                 int last = 0;
