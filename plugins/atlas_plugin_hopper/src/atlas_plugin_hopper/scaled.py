@@ -141,16 +141,6 @@ class Decoded(ScaledLinear):
 
 def scaled() -> list[OpImplementation]:
     """All of them."""
-    decoded = [
-        Decoded(residual, each, element) for element in ELEMENTS for each in FORMATS for residual in (False, True)
-    ]
-    return [
-        *decoded,
-        *(
-            ScaledTma(tile, residual, each, element)
-            for element in ELEMENTS
-            for each in FORMATS
-            for residual in (False, True)
-            for tile in TILES
-        ),
-    ]
+    kinds = [(residual, each) for each in FORMATS for residual in (False, True)]
+    tiled = [ScaledTma(tile, *kind, element) for element in ELEMENTS for kind in kinds for tile in TILES]
+    return [*tiled, *(Decoded(*kind, DType.F16) for kind in kinds)]
