@@ -20,6 +20,8 @@ CLUSTERS = 66
 """That run at once on 132 processors."""
 FULL = 0.7
 """Share of them that must be busy on average for these tiles to be the fastest: others fill the machine with fewer tokens."""
+BEHIND = 1.35
+"""What it costs that a box of tokens lies wholly behind the last: the copy engine takes longer for it than for others."""
 HANDOVER = 10
 """Steps of the summed dimension that take as long as it takes to hand sums over from one cluster to another."""
 
@@ -79,7 +81,8 @@ class Tiles(Struct, frozen=True):
         """For products of ``rows`` with ``width`` elements of each token: what a block sums up, one thing after another."""
         rounds = -(-self.pairs(tokens, -(-rows // self.rows)) // CLUSTERS)
         steps = -(-width // DEPTH) / self.parts + (HANDOVER if self.parts > 1 else 0) + self.ending
-        return (rounds * steps + self.once) * self.tokens * self.rows * self.cost
+        behind = self.same_tokens and 0 < tokens % self.tokens <= self.tokens // PEERS
+        return (rounds * steps + self.once) * self.tokens * self.rows * self.cost * (BEHIND if behind else 1)
 
     def geometry(self, tokens: int, columns: int, workers: int) -> Geometry:
         """Clusters as many as the machine holds, or as there are pairs of tiles."""
