@@ -43,18 +43,19 @@ __device__ inline void look_up(StepRow& row, const int32_t* cu_q, const int32_t*
 // The queries of an item and their keys.
 template <int TILE_ROWS, int TILE_KEYS>
 struct ItemRange {
-    static constexpr int NARROW = 16;  // rows of tiles of which a warpgroup's first warp has all
-    int start;        // tokens before the first query of this step
-    int first_query;  // of this item, within the step
-    int queries;      // of the sequence, in the step
+    static constexpr int NARROW = 16;  // rows that a warp has
+    int start;                 // tokens before the first query of this step
+    int first_query, queries;  // of this item: the first within the step, and how many
     int oldest_key, length;
-    int heads;              // that share the key head: row r is query r / heads of the item
+    int heads, per_head;    // that share the key head: row r is query r / heads; 2^16 / heads, rounded up
     int newest_key, count;  // where the newest of the block's tiles of keys begins, and how many tiles it has
-    __device__ int query(int row) const { return first_query + row / heads; }
-    __device__ bool has(int row) const { return row < TILE_ROWS / heads * heads && query(row) < queries; }
+    bool narrow;            // it has no more than NARROW rows
+    // r / heads, which is the same for all rows and heads up to 256.
+    __device__ int query_inside(int row) const { return row * per_head >> 16; }
+    __device__ int query(int row) const { return first_query + query_inside(row); }
+    __device__ bool has(int row) const { return query_inside(row) < queries; }
     // Tiles count from the newest.
     __device__ int key(int tile) const { return newest_key - tile * TILE_KEYS; }
-    __device__ bool narrow() const { return min(TILE_ROWS / heads, queries - first_query) * heads <= NARROW; }
 };
 
 // What a block does next: some tiles of keys for one tile of queries. Those that share one out are `parts` blocks
@@ -79,10 +80,12 @@ struct Division {
     // of its own. A row is on the line from LONG tiles of keys on, unless there are CROWD such items a block, which
     // are shared well enough as they are.
     static constexpr int OVERHEAD = 8, SNAP = 5, LEAST = 16, LONG = 1536 / TILE_KEYS, CROWD = 3;
+    static constexpr int SEVERAL = -1;  // tiles, whose work is to be added up
     int kv_heads, heads, queries, window, blocks;  // heads: that share a key head, queries: of a tile
+    uint32_t per_tile;  // 2^32 / queries, rounded up
     int rows, share, on_line, drawn;  // share: of the line, which is on_line long; drawn: items to be drawn
 
-    __device__ int tiles(int tokens) const { return (tokens + queries - 1) / queries; }
+    __device__ int tiles(int tokens) const { return __umulhi(tokens + queries - 1, per_tile); }
     __device__ int length(int start, int tokens, int tile) const { return start + min((tile + 1) * queries, tokens); }
     // Pages that no query looks at any more may have been given away.
     __device__ int oldest_key(int start, int tile) const {
@@ -93,7 +96,7 @@ struct Division {
     }
     __device__ int units(int start, int tokens, int tile) const {
         const int all = key_tiles(start, tokens, tile);
-        return tokens * heads <= Range::NARROW ? OVERHEAD / 2 + all * 3 / 2 : OVERHEAD + 2 * all;
+        return tokens * heads <= Range::NARROW ? OVERHEAD / 4 + all * 4 / 3 : OVERHEAD + 2 * all;
     }
     __device__ bool is_long(const StepRow& r) const {
         return r.tokens > 0 && key_tiles(r.start, r.tokens, tiles(r.tokens) - 1) >= LONG;
@@ -116,12 +119,19 @@ struct Division {
                 const StepRow& r = table[row];
                 const int n = tiles(r.tokens);
                 if (lined && is_long(r)) {
-                    for (int tile = 0; tile < n; ++tile) own += units(r.start, r.tokens, tile);
-                    own *= kv_heads;
+                    own = n == 1 ? units(r.start, r.tokens, 0) * kv_heads : SEVERAL;
                 } else if (n > 0) {
                     others = n * kv_heads;
                     work += others * units(r.start, r.tokens, n / 2);
                 }
+            }
+            for (unsigned left = __ballot_sync(~0u, own == SEVERAL); left; left &= left - 1) {
+                const int whose = __ffs(left) - 1;
+                const StepRow& r = table[first - whose];
+                int sum = 0;
+                for (int tile = lane; tile < tiles(r.tokens); tile += WARP) sum += units(r.start, r.tokens, tile);
+                sum = warp_total(sum) * kv_heads;
+                if (lane == whose) own = sum;
             }
             const int line_end = line + warp_scan(own), items_end = items + warp_scan(others);
             if (row >= 0) {
@@ -172,8 +182,7 @@ struct Cursor {
     static constexpr int NOWHERE = -1;
 };
 
-// Deals a block its items, all of it by the block's first warp. State is in shared memory, since that warp has few
-// registers.
+// Deals a block its items, all of it by one warp. State is in shared memory, since that warp has few registers.
 template <int TILE_ROWS, int TILE_KEYS>
 struct Dealer {
     using Item = AttentionItem<TILE_ROWS, TILE_KEYS>;
@@ -191,17 +200,26 @@ struct Dealer {
         if (at < step.on_line) {
             c.row = step.row_at(table, at, false);
             const StepRow& r = table[c.row];
-            int inside = at - r.line, units;
-            // The last tile of a sequence comes first; heads vary fastest.
-            for (c.tile = step.tiles(r.tokens) - 1;; --c.tile) {
-                units = step.units(r.start, r.tokens, c.tile);
-                if (inside < units * step.kv_heads) break;
-                inside -= units * step.kv_heads;
+            // The last tile of a sequence comes first; heads vary fastest. Lanes look at a tile each.
+            int inside = at - r.line;
+            for (c.tile = step.tiles(r.tokens) - 1;; c.tile -= WARP) {
+                const int tile = c.tile - static_cast<int>(threadIdx.x % WARP);
+                const int own = tile < 0 ? 0 : step.units(r.start, r.tokens, tile);
+                const int end = warp_scan(own * step.kv_heads);
+                const unsigned behind = __ballot_sync(~0u, inside < end);
+                const int found = behind ? __ffs(behind) - 1 : WARP - 1;
+                const int units = __shfl_sync(~0u, own, found), tile_end = __shfl_sync(~0u, end, found);
+                if (behind) {
+                    inside -= tile_end - units * step.kv_heads;
+                    c.tile -= found;
+                    c.head = inside / units;
+                    c.begin = at - inside % units;
+                    break;
+                }
+                inside -= tile_end;
             }
-            c.head = inside / units;
-            c.begin = at - inside % units;
         }
-        if (threadIdx.x == 0) {
+        if (threadIdx.x % WARP == 0) {
             cursor = c;
             number = NONE;
         }
@@ -215,22 +233,22 @@ struct Dealer {
     __device__ void deal(Item& item) const {
         if (deal_of_share(item)) return;
         wait_for_predecessor();
-        if (threadIdx.x == 0 && number == NONE) draw();
+        if (threadIdx.x % WARP == 0 && number == NONE) draw();
         __syncwarp();
         const int mine = number;
         __syncwarp();
-        if (threadIdx.x == 0) number = NONE;
+        if (threadIdx.x % WARP == 0) number = NONE;
         if (mine >= step.drawn) {
             // Each block draws once too often, and the last of these draws is the last of all: the next launch begins
             // at zero.
-            if (threadIdx.x == 0) {
+            if (threadIdx.x % WARP == 0) {
                 if (mine == step.drawn + step.blocks - 1) *drawn = 0;
                 item.last = true;
             }
             return;
         }
         const int row = step.row_at(table, mine, true), inside = mine - table[row].drawn;
-        if (threadIdx.x == 0) {
+        if (threadIdx.x % WARP == 0) {
             describe(item, row, step.tiles(table[row].tokens) - 1 - inside / step.kv_heads, inside % step.kv_heads);
         }
     }
@@ -241,10 +259,12 @@ struct Dealer {
         auto& range = item.range;
         range.start = r.start;
         range.first_query = tile * step.queries;
-        range.queries = r.tokens;
+        range.queries = min(step.queries, r.tokens - range.first_query);
         range.oldest_key = step.oldest_key(r.start, tile);
         range.length = step.length(r.start, r.tokens, tile);
         range.heads = step.heads;
+        range.per_head = (65536 + step.heads - 1) / step.heads;
+        range.narrow = range.queries * step.heads <= range.NARROW;
         range.newest_key = (range.length - 1) / TILE_KEYS * TILE_KEYS;
         range.count = step.key_tiles(r.start, r.tokens, tile);
         item.pages = r.pages;
@@ -275,10 +295,10 @@ struct Dealer {
                 c.tile = step.tiles(table[c.row].tokens) - 1;
             }
             __syncwarp();
-            if (threadIdx.x == 0) cursor = c;
+            if (threadIdx.x % WARP == 0) cursor = c;
             __syncwarp();
             if (first > block || last < block) continue;
-            if (threadIdx.x == 0) {
+            if (threadIdx.x % WARP == 0) {
                 describe(item, row, tile, head);
                 const int all = item.range.count;
                 const int from = block > first ? step.first_key_tile(block, begin, end, all) : 0;

@@ -1,0 +1,182 @@
+// Tiles of keys and values of an attention in shared memory: where they lie, who waits for them, and a producer that
+// asks for those of one item after another.
+#pragma once
+#include "attention_items.cuh"
+#include "tma.cuh"
+
+#ifndef HEAD_DIM
+#define HEAD_DIM 128
+#endif
+#ifndef KEYS
+#define KEYS 128
+#endif
+#ifndef CONSUMERS
+#define CONSUMERS 2
+#endif
+
+namespace atlas {
+
+constexpr int ROWS = 64 * CONSUMERS, THREADS = (1 + CONSUMERS) * WARPGROUP, STAGES = 2;
+constexpr int PANELS = HEAD_DIM / PANEL, PIECES = HEAD_DIM / 8;
+constexpr int KEY_PANEL = KEYS * 128, TILE_BYTES = PANELS * KEY_PANEL;
+constexpr int QUERY_PANEL = 64 * 128, QUERY_BYTES = PANELS * QUERY_PANEL;
+constexpr int PAGE_PART = 16;  // pages are a multiple of so many tokens
+// By the copy engine one warp is enough to ask, and another one deals. Beside three warpgroups with rows there are no
+// registers for that: all four warps copy, and the first deals in between.
+constexpr bool BOXES = CONSUMERS == 2;
+constexpr int COPIERS = BOXES ? WARP : WARPGROUP, DEALER = BOXES ? 1 : 0;
+static_assert(HEAD_DIM % PANEL == 0 && KEYS % PAGE_PART == 0, "whole panels and whole parts of pages");
+
+using Step = Division<ROWS, KEYS>;
+using Range = Step::Range;
+using Item = Step::Item;
+
+// Tiles of keys and of values go through a ring each, and descriptions of items through one of ITEMS: one is told, its
+// producer comes near to its end, and it is done.
+struct Barriers {
+    static constexpr int ITEMS = 2, COUNT = 4 * STAGES + 3 * ITEMS;
+    uint32_t base;
+    __device__ uint32_t full(int value, int stage) const { return base + (value * STAGES + stage) * 8; }
+    __device__ uint32_t empty(int value, int stage) const { return base + ((2 + value) * STAGES + stage) * 8; }
+    __device__ uint32_t told(int item) const { return base + (4 * STAGES + item % ITEMS) * 8; }
+    __device__ uint32_t done(int item) const { return base + (4 * STAGES + ITEMS + item % ITEMS) * 8; }
+    __device__ uint32_t near(int item) const { return base + (4 * STAGES + 2 * ITEMS + item % ITEMS) * 8; }
+    __device__ static int parity(int item) { return item / ITEMS % 2; }
+
+    // By one thread.
+    __device__ void init() const {
+        for (int value = 0; value < 2; ++value) {
+            for (int stage = 0; stage < STAGES; ++stage) {
+                barrier_init(full(value, stage), BOXES ? 1 : COPIERS);
+                barrier_init(empty(value, stage), CONSUMERS * WARPGROUP / WARP);
+            }
+        }
+        for (int item = 0; item < ITEMS; ++item) {
+            barrier_init(told(item), 1);
+            barrier_init(done(item), CONSUMERS * WARPGROUP / WARP + (BOXES ? 1 : COPIERS / WARP - 1));
+            barrier_init(near(item), 1);
+        }
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+};
+
+// Where keys and values are: also as a matrix of vectors, of which a box has `box_tokens`, no more than a page.
+struct Pages {
+    const CUtensorMap* map;
+    const uint16_t* cache;
+    int kv_heads, page_tokens, box_tokens;
+    __device__ int vector(const Item& item, int value, int page, int inside) const {
+        return ((page * 2 + value) * kv_heads + item.kv_head) * page_tokens + inside;
+    }
+};
+
+// Asks for tiles, as COPIERS threads.
+struct Producer {
+    static constexpr int NONE = -1;
+    struct Place {  // of a lane's box of a tile: its page, or NONE, and its first token there
+        int page, inside;
+    };
+    const Pages& pages;
+    uint32_t keys, values;
+    Barriers barriers;
+
+    // Tiles count from the newest. Looked up so early that nobody waits for it.
+    __device__ Place look(const Item& item, int tile) const {
+        Place place{NONE, 0};
+        const Range& range = item.range;
+        const int part = threadIdx.x % WARP / PANELS * pages.box_tokens, position = range.key(tile) + part;
+        if (BOXES && part < KEYS && tile < range.count && position < range.length &&
+            position + pages.box_tokens > range.oldest_key) {
+            const uint32_t page = static_cast<uint32_t>(position) / static_cast<uint32_t>(pages.page_tokens);
+            place.inside = position - page * pages.page_tokens;
+            place.page = item.pages[page];
+        }
+        return place;
+    }
+
+    // What is nobody's in the first and last tile of an item stays in shared memory as it was, or comes with a box:
+    // scores with such keys do not count, and such values are cleared by whoever multiplies them.
+    __device__ void copy(const Item& item, int value, int tile, const Place& place) const {
+        const int turn = item.before + tile, stage = turn % STAGES, parity = turn / STAGES % 2 ^ 1;
+        const uint32_t to = (value ? values : keys) + stage * TILE_BYTES;
+        if constexpr (BOXES) {
+            copy_boxes(to, pages.vector(item, value, place.page, place.inside), place.page != NONE,
+                       barriers.empty(value, stage), parity, barriers.full(value, stage));
+        } else {
+            copy_rows(item, value, tile, to, barriers.empty(value, stage), parity, barriers.full(value, stage));
+        }
+    }
+
+    // Every lane that asks has a panel of a box.
+    __device__ void copy_boxes(uint32_t to, int vector, bool asks, uint32_t empty, int parity, uint32_t full) const {
+        const int lane = threadIdx.x % WARP, panel = lane % PANELS, part = lane / PANELS * pages.box_tokens;
+        const int bytes = __popc(__ballot_sync(~0u, asks)) * pages.box_tokens * PANEL * 2;
+        barrier_wait(empty, parity);
+        if (lane == 0) barrier_expect(full, bytes);
+        __syncwarp();
+        if (asks) copy_tile(to + panel * KEY_PANEL + part * 128, pages.map, panel * PANEL, vector, full);
+    }
+
+    // Each lane looks up one part of a page; the others ask it. Counted in 16 bytes.
+    __device__ void copy_rows(const Item& item, int value, int tile, uint32_t to, uint32_t empty, int parity,
+                              uint32_t full) const {
+        constexpr int ROWS_AT_ONCE = COPIERS / PIECES, PARTS = KEYS / PAGE_PART;
+        const Range& range = item.range;
+        const int lane = threadIdx.x % WARP, row = threadIdx.x / PIECES, column = threadIdx.x % PIECES;
+        const int key = range.key(tile), length = range.length, position = key + lane * PAGE_PART;
+        int part = NONE;
+        if (lane < PARTS && position < length && position + PAGE_PART > range.oldest_key) {
+            const int page = position / pages.page_tokens;
+            part = pages.vector(item, value, item.pages[page], position - page * pages.page_tokens) * PIECES;
+        }
+        const uint4* cached = reinterpret_cast<const uint4*>(pages.cache);
+        const uint32_t panel = to + column / 8 * KEY_PANEL;
+        barrier_wait(empty, parity);
+#pragma unroll 2
+        for (int at = 0; at < KEYS; at += ROWS_AT_ONCE) {
+            const int mine = at + row, from = __shfl_sync(~0u, part, at / PAGE_PART);
+            const bool valid = from != NONE && key + mine < length;
+            const int64_t piece = valid ? static_cast<uint32_t>(from) + (mine % PAGE_PART * PIECES + column) : 0;
+            copy_async(swizzled(panel, mine, column % 8), cached + piece, valid);
+        }
+        barrier_arrive_after_copies(full);
+    }
+
+    // All items, the newest tile of each first, in the order in which tiles are used: keys 0, keys 1, values 0, keys 2,
+    // values 1 ... and the next item's keys 0 before the last values, so that the rings do not run dry. `next` gives
+    // the item of a turn, `near` is called a few tiles before an item's end.
+    template <typename Next, typename Near>
+    __device__ void run(Next next, Near near) const {
+        const Item* item = &next(0);
+        Place newest = item->last ? Place{NONE, 0} : look(*item, 0);
+        wait_for_predecessor();
+        if (!item->last) copy(*item, 0, 0, newest);
+        for (int turn = 0; !item->last; ++turn) {
+            const int count = item->range.count, near_end = max(0, count - (item->range.narrow ? 3 : 1));
+            Place last = newest, place = look(*item, 1);
+            if (near_end == 0) near(turn);
+            for (int tile = 1; tile < count; ++tile) {
+                const Place after = look(*item, tile + 1);
+                copy(*item, 0, tile, place);
+                copy(*item, 1, tile - 1, last);
+                if (tile == near_end) near(turn);
+                last = place;
+                place = after;
+            }
+            const Item& ending = *item;
+            item = &next(turn + 1);
+            if (!item->last) {
+                newest = look(*item, 0);
+                copy(*item, 0, 0, newest);
+            }
+            copy(ending, 1, count - 1, last);
+            __syncwarp();
+            asm volatile("" : "+r"(turn));  // its barrier's address is found anew: registers are few
+            const bool deals = !BOXES && threadIdx.x / WARP == DEALER;
+            if (threadIdx.x % WARP == 0 && !deals) barrier_arrive(barriers.done(turn));
+        }
+        wait_copies<0>();
+    }
+};
+
+}  // namespace atlas
