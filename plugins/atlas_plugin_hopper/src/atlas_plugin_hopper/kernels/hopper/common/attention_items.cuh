@@ -79,7 +79,7 @@ struct Division {
     // item. Shares that would end within SNAP of an item's end do so at it. Below LEAST a share is not worth a block
     // of its own. A row is on the line from LONG tiles of keys on, unless there are CROWD such items a block, which
     // are shared well enough as they are.
-    static constexpr int OVERHEAD = 8, SNAP = 5, LEAST = 16, LONG = 1536 / TILE_KEYS, CROWD = 3;
+    static constexpr int OVERHEAD = 6, NARROW_OVERHEAD = 4, SNAP = 5, LEAST = 12, LONG = 1536 / TILE_KEYS, CROWD = 3;
     static constexpr int SEVERAL = -1;  // tiles, whose work is to be added up
     int kv_heads, heads, queries, window, blocks;  // heads: that share a key head, queries: of a tile
     uint32_t per_tile;  // 2^32 / queries, rounded up
@@ -96,7 +96,7 @@ struct Division {
     }
     __device__ int units(int start, int tokens, int tile) const {
         const int all = key_tiles(start, tokens, tile);
-        return tokens * heads <= Range::NARROW ? OVERHEAD / 4 + all * 4 / 3 : OVERHEAD + 2 * all;
+        return tokens * heads <= Range::NARROW ? NARROW_OVERHEAD + all * 3 / 2 : OVERHEAD + 2 * all;
     }
     __device__ bool is_long(const StepRow& r) const {
         return r.tokens > 0 && key_tiles(r.start, r.tokens, tiles(r.tokens) - 1) >= LONG;
@@ -144,7 +144,8 @@ struct Division {
             items = __shfl_sync(~0u, items_end, WARP - 1);
         }
         // A part that begins within an item costs OVERHEAD too, once a share, which those do not have who only draw.
-        const int all = line + warp_total(work), even = max(LEAST, all / blocks);
+        // Blocks whose shares have ended draw as well, so that those without a share need not do all of that work.
+        const int all = line + warp_total(work) * 3 / 4, even = max(LEAST, all / blocks);
         share = max(even - OVERHEAD + OVERHEAD * (line / even) / blocks, max(LEAST, (line + blocks - 1) / blocks));
         on_line = line;
         drawn = items;
