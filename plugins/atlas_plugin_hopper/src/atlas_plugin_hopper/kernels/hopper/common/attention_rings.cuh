@@ -1,6 +1,8 @@
 // Tiles of keys and values of an attention in shared memory: where they lie, who waits for them, and a producer that
 // asks for those of one item after another.
 #pragma once
+#include <type_traits>
+
 #include "attention_items.cuh"
 #include "tma.cuh"
 
@@ -65,13 +67,13 @@ struct Pages {
     const CUtensorMap* map;
     const uint16_t* cache;
     int kv_heads, page_tokens, box_tokens;
-    __device__ int vector(const Item& item, int value, int page, int inside) const {
-        return ((page * 2 + value) * kv_heads + item.kv_head) * page_tokens + inside;
+    __device__ int vector(int kv_head, int value, int page, int inside) const {
+        return ((page * 2 + value) * kv_heads + kv_head) * page_tokens + inside;
     }
 };
 
-// Asks for tiles, as COPIERS threads.
-struct Producer {
+// Asks the copy engine for tiles, as one warp.
+struct BoxProducer {
     static constexpr int NONE = -1;
     struct Place {  // of a lane's box of a tile: its page, or NONE, and its first token there
         int page, inside;
@@ -85,7 +87,7 @@ struct Producer {
         Place place{NONE, 0};
         const Range& range = item.range;
         const int part = threadIdx.x % WARP / PANELS * pages.box_tokens, position = range.key(tile) + part;
-        if (BOXES && part < KEYS && tile < range.count && position < range.length &&
+        if (part < KEYS && tile < range.count && position < range.length &&
             position + pages.box_tokens > range.oldest_key) {
             const uint32_t page = static_cast<uint32_t>(position) / static_cast<uint32_t>(pages.page_tokens);
             place.inside = position - page * pages.page_tokens;
@@ -97,49 +99,16 @@ struct Producer {
     // What is nobody's in the first and last tile of an item stays in shared memory as it was, or comes with a box:
     // scores with such keys do not count, and such values are cleared by whoever multiplies them.
     __device__ void copy(const Item& item, int value, int tile, const Place& place) const {
-        const int turn = item.before + tile, stage = turn % STAGES, parity = turn / STAGES % 2 ^ 1;
-        const uint32_t to = (value ? values : keys) + stage * TILE_BYTES;
-        if constexpr (BOXES) {
-            copy_boxes(to, pages.vector(item, value, place.page, place.inside), place.page != NONE,
-                       barriers.empty(value, stage), parity, barriers.full(value, stage));
-        } else {
-            copy_rows(item, value, tile, to, barriers.empty(value, stage), parity, barriers.full(value, stage));
-        }
-    }
-
-    // Every lane that asks has a panel of a box.
-    __device__ void copy_boxes(uint32_t to, int vector, bool asks, uint32_t empty, int parity, uint32_t full) const {
+        const int turn = item.before + tile, stage = turn % STAGES;
         const int lane = threadIdx.x % WARP, panel = lane % PANELS, part = lane / PANELS * pages.box_tokens;
+        const uint32_t to = (value ? values : keys) + stage * TILE_BYTES, full = barriers.full(value, stage);
+        const bool asks = place.page != NONE;
         const int bytes = __popc(__ballot_sync(~0u, asks)) * pages.box_tokens * PANEL * 2;
-        barrier_wait(empty, parity);
+        const int vector = pages.vector(item.kv_head, value, place.page, place.inside);
+        barrier_wait(barriers.empty(value, stage), turn / STAGES % 2 ^ 1);
         if (lane == 0) barrier_expect(full, bytes);
         __syncwarp();
         if (asks) copy_tile(to + panel * KEY_PANEL + part * 128, pages.map, panel * PANEL, vector, full);
-    }
-
-    // Each lane looks up one part of a page; the others ask it. Counted in 16 bytes.
-    __device__ void copy_rows(const Item& item, int value, int tile, uint32_t to, uint32_t empty, int parity,
-                              uint32_t full) const {
-        constexpr int ROWS_AT_ONCE = COPIERS / PIECES, PARTS = KEYS / PAGE_PART;
-        const Range& range = item.range;
-        const int lane = threadIdx.x % WARP, row = threadIdx.x / PIECES, column = threadIdx.x % PIECES;
-        const int key = range.key(tile), length = range.length, position = key + lane * PAGE_PART;
-        int part = NONE;
-        if (lane < PARTS && position < length && position + PAGE_PART > range.oldest_key) {
-            const int page = position / pages.page_tokens;
-            part = pages.vector(item, value, item.pages[page], position - page * pages.page_tokens) * PIECES;
-        }
-        const uint4* cached = reinterpret_cast<const uint4*>(pages.cache);
-        const uint32_t panel = to + column / 8 * KEY_PANEL;
-        barrier_wait(empty, parity);
-#pragma unroll 2
-        for (int at = 0; at < KEYS; at += ROWS_AT_ONCE) {
-            const int mine = at + row, from = __shfl_sync(~0u, part, at / PAGE_PART);
-            const bool valid = from != NONE && key + mine < length;
-            const int64_t piece = valid ? static_cast<uint32_t>(from) + (mine % PAGE_PART * PIECES + column) : 0;
-            copy_async(swizzled(panel, mine, column % 8), cached + piece, valid);
-        }
-        barrier_arrive_after_copies(full);
     }
 
     // All items, the newest tile of each first, in the order in which tiles are used: keys 0, keys 1, values 0, keys 2,
@@ -171,12 +140,71 @@ struct Producer {
             }
             copy(ending, 1, count - 1, last);
             __syncwarp();
+            if (threadIdx.x % WARP == 0) barrier_arrive(barriers.done(turn));
+        }
+    }
+};
+
+// Copies tiles itself, as a warpgroup, one item after another. What is nobody's becomes zero.
+struct RowProducer {
+    static constexpr int NONE = -1;
+    const Pages& pages;
+    uint32_t keys, values;
+    Barriers barriers;
+
+    template <typename Near>
+    __device__ void produce(const Range range, int before, const int32_t* table, int kv_head, Near near) const {
+        constexpr int ROWS_AT_ONCE = WARPGROUP / PIECES, PARTS = KEYS / PAGE_PART;
+        const int lane = threadIdx.x % WARP, row = threadIdx.x / PIECES, column = threadIdx.x % PIECES;
+        const int end = before + range.count, newest = range.newest_key + before * KEYS;
+        const uint4* cached = reinterpret_cast<const uint4*>(pages.cache);
+        auto copy = [&](int value, int turn) {
+            const int stage = turn % STAGES, key = newest - turn * KEYS;
+            // Each lane looks up one part of a page; the others ask it. Counted in 16 bytes.
+            int part = NONE;
+            if (lane < PARTS) {
+                const int position = key + lane * PAGE_PART;
+                if (position < range.length && position + PAGE_PART > range.oldest_key) {
+                    const int page = position / pages.page_tokens, inside = position - page * pages.page_tokens;
+                    part = pages.vector(kv_head, value, table[page], inside) * PIECES;
+                }
+            }
+            barrier_wait(barriers.empty(value, stage), turn / STAGES % 2 ^ 1);
+            const uint32_t panel = (value ? values : keys) + stage * TILE_BYTES + column / 8 * KEY_PANEL;
+#pragma unroll 1
+            for (int at = 0; at < KEYS; at += ROWS_AT_ONCE) {
+                const int mine = at + row, from = __shfl_sync(~0u, part, at / PAGE_PART);
+                const bool valid = from != NONE && key + mine < range.length;
+                const int64_t piece = valid ? static_cast<uint32_t>(from) + (mine % PAGE_PART * PIECES + column) : 0;
+                copy_async(swizzled(panel, mine, column % 8), cached + piece, valid);
+            }
+            barrier_arrive_after_copies(barriers.full(value, stage));
+        };
+        copy(0, before);
+        for (int turn = before + 1; turn < end; ++turn) {
+            copy(0, turn);
+            copy(1, turn - 1);
+        }
+        near();
+        copy(1, end - 1);
+    }
+
+    // As that of BoxProducer.
+    template <typename Next, typename Near>
+    __device__ void run(Next next, Near near) const {
+        for (int turn = 0;; ++turn) {
+            const Item& item = next(turn);
+            if (item.last) break;
+            if (turn == 0) wait_for_predecessor();
+            produce(item.range, item.before, item.pages, item.kv_head, [&] { near(turn); });
+            __syncwarp();
             asm volatile("" : "+r"(turn));  // its barrier's address is found anew: registers are few
-            const bool deals = !BOXES && threadIdx.x / WARP == DEALER;
-            if (threadIdx.x % WARP == 0 && !deals) barrier_arrive(barriers.done(turn));
+            if (threadIdx.x / WARP != DEALER && threadIdx.x % WARP == 0) barrier_arrive(barriers.done(turn));
         }
         wait_copies<0>();
     }
 };
+
+using Producer = std::conditional_t<BOXES, BoxProducer, RowProducer>;
 
 }  // namespace atlas
