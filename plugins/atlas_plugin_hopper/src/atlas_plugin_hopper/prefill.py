@@ -11,7 +11,7 @@ from atlas_nvidia.implementations.attention import Attention, layer_address
 
 WARPGROUP, ROWS = 128, 64
 """Threads of a warpgroup, and its rows: one query of one head each."""
-TILES = {64: (3, 128), 128: (2, 128), 256: (2, 64)}
+TILES = {64: (2, 128), 128: (2, 128), 256: (2, 64)}
 """Warpgroups with rows and keys of a tile, by head size; two tiles of keys and two of values are in shared memory."""
 BLOCKS = 132
 """At most: what the largest Hopper has processors."""

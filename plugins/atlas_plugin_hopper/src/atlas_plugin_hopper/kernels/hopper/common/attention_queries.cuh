@@ -10,13 +10,6 @@ constexpr int QUERIES_ARE_THERE = 1, TURN = QUERIES_ARE_THERE + CONSUMERS, JOIN 
 constexpr int SHARERS = 2;
 static_assert(SHARERS <= CONSUMERS, "they are there");
 
-// What is read through the result is not kept in registers before.
-__device__ inline const Item& again(const Item& item) {
-    const Item* same = &item;
-    asm volatile("" : "+l"(same));
-    return *same;
-}
-
 // Where a row's vector starts, in heads.
 __device__ inline int64_t vector_of(const Item& item, int row, int q_heads) {
     const Range& rows = item.range;

@@ -72,6 +72,13 @@ struct Pages {
     }
 };
 
+// What is read through the result is not kept in registers before.
+__device__ inline const Item& again(const Item& item) {
+    const Item* same = &item;
+    asm volatile("" : "+l"(same));
+    return *same;
+}
+
 // Asks the copy engine for tiles, as one warp.
 struct BoxProducer {
     static constexpr int NONE = -1;
@@ -153,10 +160,11 @@ struct RowProducer {
     Barriers barriers;
 
     template <typename Near>
-    __device__ void produce(const Range range, int before, const int32_t* table, int kv_head, Near near) const {
+    __device__ void produce(const Item& item, Near near) const {
         constexpr int ROWS_AT_ONCE = WARPGROUP / PIECES, PARTS = KEYS / PAGE_PART;
         const int lane = threadIdx.x % WARP, row = threadIdx.x / PIECES, column = threadIdx.x % PIECES;
-        const int end = before + range.count, newest = range.newest_key + before * KEYS;
+        const int before = item.before, end = before + item.range.count, newest = item.range.newest_key + before * KEYS;
+        const int length = item.range.length;
         const uint4* cached = reinterpret_cast<const uint4*>(pages.cache);
         auto copy = [&](int value, int turn) {
             const int stage = turn % STAGES, key = newest - turn * KEYS;
@@ -164,17 +172,18 @@ struct RowProducer {
             int part = NONE;
             if (lane < PARTS) {
                 const int position = key + lane * PAGE_PART;
-                if (position < range.length && position + PAGE_PART > range.oldest_key) {
+                const Item& of = again(item);
+                if (position < length && position + PAGE_PART > of.range.oldest_key) {
                     const int page = position / pages.page_tokens, inside = position - page * pages.page_tokens;
-                    part = pages.vector(kv_head, value, table[page], inside) * PIECES;
+                    part = pages.vector(of.kv_head, value, of.pages[page], inside) * PIECES;
                 }
             }
             barrier_wait(barriers.empty(value, stage), turn / STAGES % 2 ^ 1);
             const uint32_t panel = (value ? values : keys) + stage * TILE_BYTES + column / 8 * KEY_PANEL;
-#pragma unroll 1
+#pragma unroll 2
             for (int at = 0; at < KEYS; at += ROWS_AT_ONCE) {
                 const int mine = at + row, from = __shfl_sync(~0u, part, at / PAGE_PART);
-                const bool valid = from != NONE && key + mine < range.length;
+                const bool valid = from != NONE && key + mine < length;
                 const int64_t piece = valid ? static_cast<uint32_t>(from) + (mine % PAGE_PART * PIECES + column) : 0;
                 copy_async(swizzled(panel, mine, column % 8), cached + piece, valid);
             }
@@ -196,7 +205,7 @@ struct RowProducer {
             const Item& item = next(turn);
             if (item.last) break;
             if (turn == 0) wait_for_predecessor();
-            produce(item.range, item.before, item.pages, item.kv_head, [&] { near(turn); });
+            produce(item, [&] { near(turn); });
             __syncwarp();
             asm volatile("" : "+r"(turn));  // its barrier's address is found anew: registers are few
             if (threadIdx.x / WARP != DEALER && threadIdx.x % WARP == 0) barrier_arrive(barriers.done(turn));
