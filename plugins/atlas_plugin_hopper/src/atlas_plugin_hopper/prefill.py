@@ -20,7 +20,7 @@ ROW_BYTES, MOST_SEQUENCES = 32, 1024
 PANEL = 64
 """Elements of a vector that a box of a page has."""
 PAGE_PART = 16
-"""A part of a page that one address is computed for."""
+"""Tokens of the smallest box of a page: a warp asks for a tile's boxes, a lane for each panel of each."""
 
 
 class WarpgroupPrefill(Attention):

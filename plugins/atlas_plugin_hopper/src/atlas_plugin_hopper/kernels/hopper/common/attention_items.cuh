@@ -226,8 +226,6 @@ struct Dealer {
         }
         __syncwarp();
     }
-    // Whether nothing of the share is left. It may say so late, by one item.
-    __device__ bool share_is_done() const { return cursor.row == Cursor::NOWHERE; }
     // By one thread, behind the predecessor, which may have the same counter.
     __device__ void draw() const { number = atomicAdd(drawn, 1); }
     // The next item.

@@ -6,9 +6,13 @@ namespace atlas {
 
 // Named barriers: one each for a warpgroup, and one for those that have a narrow item.
 constexpr int QUERIES_ARE_THERE = 1, TURN = QUERIES_ARE_THERE + CONSUMERS, JOIN = 8, NEVER = 15;
-// Warpgroups that have a narrow item's keys. Any other lets tiles go as they come.
-constexpr int SHARERS = 2;
-static_assert(SHARERS <= CONSUMERS, "they are there");
+
+// What is read through the result is not kept in registers before.
+__device__ inline const Item& again(const Item& item) {
+    const Item* same = &item;
+    asm volatile("" : "+l"(same));
+    return *same;
+}
 
 // Where a row's vector starts, in heads.
 __device__ inline int64_t vector_of(const Item& item, int row, int q_heads) {
@@ -24,7 +28,7 @@ __device__ inline bool ask_for_queries(const Item& item, const uint16_t* q, int 
     if (item.last) return false;
     const bool narrow = item.range.narrow;
     const int first_row = narrow ? 0 : group * 64;
-    if (!item.range.has(first_row) || (narrow && group >= SHARERS)) return false;
+    if (!item.range.has(first_row)) return false;
     for (int e = thread; e < (narrow ? Range::NARROW : 64) * PIECES; e += WARPGROUP) {
         const int row = e / PIECES, piece = e % PIECES;
         const bool valid = item.range.has(first_row + row);

@@ -1,8 +1,6 @@
 // Tiles of keys and values of an attention in shared memory: where they lie, who waits for them, and a producer that
 // asks for those of one item after another.
 #pragma once
-#include <type_traits>
-
 #include "attention_items.cuh"
 #include "tma.cuh"
 
@@ -12,22 +10,16 @@
 #ifndef KEYS
 #define KEYS 128
 #endif
-#ifndef CONSUMERS
-#define CONSUMERS 2
-#endif
 
 namespace atlas {
 
+constexpr int CONSUMERS = 2;  // warpgroups with rows
 constexpr int ROWS = 64 * CONSUMERS, THREADS = (1 + CONSUMERS) * WARPGROUP, STAGES = 2;
 constexpr int PANELS = HEAD_DIM / PANEL, PIECES = HEAD_DIM / 8;
 constexpr int KEY_PANEL = KEYS * 128, TILE_BYTES = PANELS * KEY_PANEL;
 constexpr int QUERY_PANEL = 64 * 128, QUERY_BYTES = PANELS * QUERY_PANEL;
-constexpr int PAGE_PART = 16;  // pages are a multiple of so many tokens
-// By the copy engine one warp is enough to ask, and another one deals. Beside three warpgroups with rows there are no
-// registers for that: all four warps copy, and the first deals in between.
-constexpr bool BOXES = CONSUMERS == 2;
-constexpr int COPIERS = BOXES ? WARP : WARPGROUP, DEALER = BOXES ? 1 : 0;
-static_assert(HEAD_DIM % PANEL == 0 && KEYS % PAGE_PART == 0, "whole panels and whole parts of pages");
+constexpr int ASKER = 0, DEALER = 1;  // warps of the other warpgroup; the rest of it is there for its registers
+static_assert(HEAD_DIM % PANEL == 0, "whole panels");
 
 using Step = Division<ROWS, KEYS>;
 using Range = Step::Range;
@@ -49,38 +41,30 @@ struct Barriers {
     __device__ void init() const {
         for (int value = 0; value < 2; ++value) {
             for (int stage = 0; stage < STAGES; ++stage) {
-                barrier_init(full(value, stage), BOXES ? 1 : COPIERS);
+                barrier_init(full(value, stage), 1);
                 barrier_init(empty(value, stage), CONSUMERS * WARPGROUP / WARP);
             }
         }
         for (int item = 0; item < ITEMS; ++item) {
             barrier_init(told(item), 1);
-            barrier_init(done(item), CONSUMERS * WARPGROUP / WARP + (BOXES ? 1 : COPIERS / WARP - 1));
+            barrier_init(done(item), CONSUMERS * WARPGROUP / WARP + 1);
             barrier_init(near(item), 1);
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
 };
 
-// Where keys and values are: also as a matrix of vectors, of which a box has `box_tokens`, no more than a page.
+// Where keys and values are: a matrix of vectors, of which a box has `box_tokens`, no more than a page.
 struct Pages {
     const CUtensorMap* map;
-    const uint16_t* cache;
     int kv_heads, page_tokens, box_tokens;
     __device__ int vector(int kv_head, int value, int page, int inside) const {
         return ((page * 2 + value) * kv_heads + kv_head) * page_tokens + inside;
     }
 };
 
-// What is read through the result is not kept in registers before.
-__device__ inline const Item& again(const Item& item) {
-    const Item* same = &item;
-    asm volatile("" : "+l"(same));
-    return *same;
-}
-
 // Asks the copy engine for tiles, as one warp.
-struct BoxProducer {
+struct Producer {
     static constexpr int NONE = -1;
     struct Place {  // of a lane's box of a tile: its page, or NONE, and its first token there
         int page, inside;
@@ -151,69 +135,5 @@ struct BoxProducer {
         }
     }
 };
-
-// Copies tiles itself, as a warpgroup, one item after another. What is nobody's becomes zero.
-struct RowProducer {
-    static constexpr int NONE = -1;
-    const Pages& pages;
-    uint32_t keys, values;
-    Barriers barriers;
-
-    template <typename Near>
-    __device__ void produce(const Item& item, Near near) const {
-        constexpr int ROWS_AT_ONCE = WARPGROUP / PIECES, PARTS = KEYS / PAGE_PART;
-        const int lane = threadIdx.x % WARP, row = threadIdx.x / PIECES, column = threadIdx.x % PIECES;
-        const int before = item.before, end = before + item.range.count, newest = item.range.newest_key + before * KEYS;
-        const int length = item.range.length;
-        const uint4* cached = reinterpret_cast<const uint4*>(pages.cache);
-        auto copy = [&](int value, int turn) {
-            const int stage = turn % STAGES, key = newest - turn * KEYS;
-            // Each lane looks up one part of a page; the others ask it. Counted in 16 bytes.
-            int part = NONE;
-            if (lane < PARTS) {
-                const int position = key + lane * PAGE_PART;
-                const Item& of = again(item);
-                if (position < length && position + PAGE_PART > of.range.oldest_key) {
-                    const int page = position / pages.page_tokens, inside = position - page * pages.page_tokens;
-                    part = pages.vector(of.kv_head, value, of.pages[page], inside) * PIECES;
-                }
-            }
-            barrier_wait(barriers.empty(value, stage), turn / STAGES % 2 ^ 1);
-            const uint32_t panel = (value ? values : keys) + stage * TILE_BYTES + column / 8 * KEY_PANEL;
-#pragma unroll 2
-            for (int at = 0; at < KEYS; at += ROWS_AT_ONCE) {
-                const int mine = at + row, from = __shfl_sync(~0u, part, at / PAGE_PART);
-                const bool valid = from != NONE && key + mine < length;
-                const int64_t piece = valid ? static_cast<uint32_t>(from) + (mine % PAGE_PART * PIECES + column) : 0;
-                copy_async(swizzled(panel, mine, column % 8), cached + piece, valid);
-            }
-            barrier_arrive_after_copies(barriers.full(value, stage));
-        };
-        copy(0, before);
-        for (int turn = before + 1; turn < end; ++turn) {
-            copy(0, turn);
-            copy(1, turn - 1);
-        }
-        near();
-        copy(1, end - 1);
-    }
-
-    // As that of BoxProducer.
-    template <typename Next, typename Near>
-    __device__ void run(Next next, Near near) const {
-        for (int turn = 0;; ++turn) {
-            const Item& item = next(turn);
-            if (item.last) break;
-            if (turn == 0) wait_for_predecessor();
-            produce(item, [&] { near(turn); });
-            __syncwarp();
-            asm volatile("" : "+r"(turn));  // its barrier's address is found anew: registers are few
-            if (threadIdx.x / WARP != DEALER && threadIdx.x % WARP == 0) barrier_arrive(barriers.done(turn));
-        }
-        wait_copies<0>();
-    }
-};
-
-using Producer = std::conditional_t<BOXES, BoxProducer, RowProducer>;
 
 }  // namespace atlas

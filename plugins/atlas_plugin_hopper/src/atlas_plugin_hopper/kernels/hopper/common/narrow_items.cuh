@@ -126,7 +126,7 @@ struct NarrowSums {
 };
 
 using Narrow = NarrowSums<HEAD_DIM, KEYS>;
-static_assert(Narrow::WARPS * WARP == SHARERS * WARPGROUP, "they have all warps");
+static_assert(Narrow::WARPS * WARP == CONSUMERS * WARPGROUP, "they have all warps");
 
 // Up to 16 rows against an item's tiles of keys. Behind the last product with queries, `ask_for_next` asks for the next
 // item's if it is narrow too.

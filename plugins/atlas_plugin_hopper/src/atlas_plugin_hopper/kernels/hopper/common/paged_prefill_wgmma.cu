@@ -2,11 +2,11 @@
 // Shah et al., 2024).
 //
 // An item is some queries of one sequence and all heads that share a key head: a row is one query of one head, 64 of
-// them a warpgroup. One more warpgroup sees to keys and values, whole tiles by the copy engine. Keys come from the
-// newest to the oldest, so that only the first tiles (and with a window the last) need a mask. While the sums of one
-// tile turn into weights of values, the tensor cores work at the next tile's scores and at the products of the last
-// tile's weights. Where there are two warpgroups they take turns in asking for products, so that one's exponentials
-// hide behind the other's products. Items of no more than 16 rows, as that of a single query, are narrow_items.cuh's.
+// them a warpgroup. A warp of a third warpgroup asks the copy engine for keys and values. Keys come from the newest to
+// the oldest, so that only the first tiles (and with a window the last) need a mask. While the sums of one tile turn
+// into weights of values, the tensor cores work at the next tile's scores and at the products of the last tile's
+// weights. The two warpgroups take turns in asking for products, so that one's exponentials hide behind the other's
+// products. Items of no more than 16 rows, as that of a single query, are narrow_items.cuh's.
 //
 // Blocks stay: each first does its share of the line (attention_items.cuh), then draws items until there are none,
 // and copies for the next item run ahead of the products of the last. Blocks that share out an item's keys leave
@@ -19,7 +19,6 @@ namespace {
 
 // Widths of the products with values: head sizes above 128 take two.
 constexpr int OUT_N = HEAD_DIM < 128 ? HEAD_DIM : 128, OUTS = HEAD_DIM / OUT_N;
-constexpr bool TURNS = CONSUMERS == 2;
 
 // Holds back what follows until `sum` is known: the assembler would otherwise move a wait for products before the
 // exponentials that are to hide behind them. The barrier is never arrived at: no sum of weights up to 1 is so large.
@@ -68,7 +67,7 @@ __device__ void consume(const Item& item, uint16_t* y, float4* sums, int32_t* ar
     named_wait(QUERIES_ARE_THERE + group, WARPGROUP);
 
     const int tiles = range.count, turn = TURN + group, others_turn = TURN + (1 - group);
-    const bool turns = TURNS && range.has(64);
+    const bool turns = range.has(64);
     const float factor = scale * LOG2E;
     const int mine = first_row + thread / WARP * 16 + lane / 4;
     const int oldest_query = range.start + range.query(first_row);
@@ -168,7 +167,7 @@ __device__ void consume(const Item& item, uint16_t* y, float4* sums, int32_t* ar
     // Clears what is nobody's of an item's first and last tile of values, which may be no number.
     auto clear_values = [&](int tile) {
         const int key = range.key(tile), newer = range.length - key, older = range.oldest_key - key;
-        if (!BOXES || (newer >= KEYS && older <= 0)) return;
+        if (newer >= KEYS && older <= 0) return;
         barrier_wait(barriers.full(1, (before + tile) % STAGES), (before + tile) / STAGES % 2);
         const uint32_t from = values + (before + tile) % STAGES * TILE_BYTES;
         for (int e = thread; e < KEYS * PIECES; e += WARPGROUP) {
@@ -296,48 +295,43 @@ paged_prefill_wgmma(const int32_t* counts, const uint16_t* q, const int32_t* cu_
     const uint32_t query = shared_address(shared), keys = query + CONSUMERS * QUERY_BYTES;
     const uint32_t values = keys + STAGES * TILE_BYTES;
     if (threadIdx.x < WARPGROUP) {
-        give_registers<CONSUMERS == 2 ? 56 : 32>();
+        give_registers<56>();
         const Dealer<ROWS, KEYS> dealer{step, table, cursor, number, drawn, static_cast<int>(blockIdx.x)};
-        const Pages pages{&pages_map, cache, kv_heads, page_tokens, box_tokens};
+        const Pages pages{&pages_map, kv_heads, page_tokens, box_tokens};
         const Producer producer{pages, keys, values, barriers};
         const int warp = threadIdx.x / WARP;
-        const bool deals = warp == DEALER, first = threadIdx.x % WARP == 0;
-        if (deals) dealer.begin();
-        auto deal = [&](int turn) {
-            Item& item = items[turn % Barriers::ITEMS];
-            barrier_wait(barriers.done(turn), Barriers::parity(turn) ^ 1);
-            dealer.deal(item);
-            if (first) {
-                item.before = before;
-                before += item.range.count;
-                barrier_arrive(barriers.told(turn));
-            }
-            __syncwarp();
-            return item.last;
-        };
-        if (BOXES && deals) {
-            // Late, so that whoever is free has drawn before, but not so late that the next item is waited for.
-            for (int turn = 0; !deal(turn); ++turn) barrier_wait(barriers.near(turn), Barriers::parity(turn));
-        } else if (warp < COPIERS / WARP) {
-            auto next = [&](int turn) -> const Item& {
-                if (!BOXES && deals) {
-                    deal(turn);
-                } else {
-                    barrier_wait(barriers.told(turn), Barriers::parity(turn));
+        const bool first = threadIdx.x % WARP == 0;
+        if (warp == DEALER) {
+            dealer.begin();
+            for (int turn = 0;; ++turn) {
+                Item& item = items[turn % Barriers::ITEMS];
+                barrier_wait(barriers.done(turn), Barriers::parity(turn) ^ 1);
+                dealer.deal(item);
+                if (first) {
+                    item.before = before;
+                    before += item.range.count;
+                    barrier_arrive(barriers.told(turn));
                 }
+                __syncwarp();
+                if (item.last) break;
+                // Late, so that whoever is free has drawn before, but not so late that the next item is waited for.
+                barrier_wait(barriers.near(turn), Barriers::parity(turn));
+            }
+        } else if (warp == ASKER) {
+            auto next = [&](int turn) -> const Item& {
+                barrier_wait(barriers.told(turn), Barriers::parity(turn));
                 return items[turn % Barriers::ITEMS];
             };
             producer.run(next, [&](int turn) {
-                if (BOXES && first) barrier_arrive(barriers.near(turn));
-                if (!BOXES && deals && first && dealer.share_is_done()) dealer.draw();
+                if (first) barrier_arrive(barriers.near(turn));
             });
         }
         wait_for_predecessor();
     } else {
-        take_registers<CONSUMERS == 2 ? 224 : 160>();
+        take_registers<224>();
         wait_for_predecessor();
         const int group = threadIdx.x / WARPGROUP - 1;
-        if (TURNS && group == 1) named_arrive(TURN, CONSUMERS * WARPGROUP);
+        if (group == 1) named_arrive(TURN, CONSUMERS * WARPGROUP);
         bool asked = false;
         for (int turn = 0;; ++turn) {
             auto ask = [&](int of, bool only_narrow) {
