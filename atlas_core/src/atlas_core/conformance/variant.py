@@ -17,6 +17,8 @@ from atlas_core.vocab.dtype import DType
 from atlas_core.vocab.errors import KernelError
 
 Array = np.ndarray[Any, Any]
+LAST_PLACE = {DType.BF16: 2.0**-8, DType.F16: 2.0**-11}
+"""Share of a number by which its last bit may be wrong, by activation type."""
 
 
 class Variant(Struct, frozen=True):
@@ -73,7 +75,8 @@ class Variant(Struct, frozen=True):
     def tolerance(self, operand: Operand, numerics: str = "exact") -> Tolerance:
         """How far this operand may be off: the op's word for the activation type or the operand's own, whichever is wider.
 
-        Fast numerics in float32 may round activations on the way, and be off by the op's share of a row besides.
+        Fast numerics in float32 may round activations on the way, and be off by the op's share of a row besides; in 16 bits they may round
+        numbers that are stored with scales to that type, as ``--transcode`` does, and be off by a unit in its last place of a row.
         Raises KernelError when the op says nothing about either.
         """
         table = self.op.tolerances
@@ -83,8 +86,14 @@ class Variant(Struct, frozen=True):
                 f"{self.op.name} has no tolerance for {self.dtype(operand).value}", "its contract does not name one",
                 "declare the tolerance with the op",
             )  # fmt: skip
-        of_row = self.op.fast_of_row if numerics == "fast" and self.activation == DType.F32 else 0.0
+        of_row = self._of_row() if numerics == "fast" else 0.0
         return Tolerance(max(t.relative for t in known), max(t.absolute for t in known), of_row)
+
+    def _of_row(self) -> float:
+        if self.activation == DType.F32:
+            return self.op.fast_of_row
+        scaled = self.codec is not None and not self.codec.layout.scalar
+        return LAST_PLACE[self.activation] if scaled else 0.0
 
     def weights(self) -> dict[str, Array]:
         """Weights as their layout can hold them, float32; both cases of a trial have the same."""

@@ -86,8 +86,7 @@ class ScaledTma(ScaledLinear):
 
 
 class Decoded(ScaledLinear):
-    """Hundreds of tokens: the matrix is decoded into scratch and multiplied there, which rounds it once. For float16 alone: bfloat16 would
-    round scaled numbers by more than conformance allows.
+    """Hundreds of tokens: the matrix is decoded into scratch and multiplied there, which rounds it to the activations' type.
 
     The product begins when the other has ended: it fetches weights before it waits for what its predecessor wrote.
     """
@@ -143,4 +142,4 @@ def scaled() -> list[OpImplementation]:
     """All of them."""
     kinds = [(residual, each) for each in FORMATS for residual in (False, True)]
     tiled = [ScaledTma(tile, *kind, element) for element in ELEMENTS for kind in kinds for tile in TILES]
-    return [*tiled, *(Decoded(*kind, DType.F16) for kind in kinds)]
+    return [*tiled, *(Decoded(*kind, element) for element in ELEMENTS for kind in kinds)]
