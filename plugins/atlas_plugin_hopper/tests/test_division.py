@@ -17,7 +17,7 @@ HEADERS = (
     HERE, Path(atlas_plugin_hopper.__file__).parent / "kernels/hopper/common", Path(atlas_core.kernels.__file__).parent / "include",
 )  # fmt: skip
 ROWS = KEYS = 128
-LONG, OVERHEAD, SNAP = 12, 8, 5
+LONG, OVERHEAD, SNAP = 12, 6, 5
 """Tiles of keys from which on they may be divided; in halves of a tile, what an item costs besides and how late a share may end."""
 
 Sequences = list[tuple[int, int]]

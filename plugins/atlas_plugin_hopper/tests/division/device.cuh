@@ -22,6 +22,7 @@ inline int __shfl_xor_sync(unsigned, int value, int) { return value; }
 inline int __shfl_up_sync(unsigned, int value, int) { return value; }
 inline int __shfl_sync(unsigned, int value, int) { return value; }
 inline unsigned __ballot_sync(unsigned, bool found) { return found; }
+inline unsigned __umulhi(unsigned a, unsigned b) { return static_cast<uint64_t>(a) * b >> 32; }
 inline int __ffs(unsigned bits) { return __builtin_ffs(bits); }
 inline int atomicAdd(int* counter, int value) {
     const int before = *counter;

@@ -22,7 +22,9 @@ int main() {
             slots[row_slot[row] * 8 + ATLAS_POSITION] = before;
         }
         using Step = Division<ROWS, KEYS>;
-        Step step{kv_heads, heads, ROWS / heads, window, blocks, sequences};
+        const int queries = ROWS / heads;
+        const uint32_t per_tile = 0xFFFFFFFFu / queries + 1;
+        Step step{kv_heads, heads, queries, window, blocks, per_tile, sequences};
         std::vector<StepRow> table(sequences);
         for (int row = 0; row < sequences; ++row) look_up(table[row], &cu_q[row], &slots[row_slot[row] * 8], 4);
         step.measure(table.data());
@@ -44,7 +46,6 @@ int main() {
                     --left;
                     continue;
                 }
-                if (dealer.share_is_done()) dealer.draw();
                 const Step::Range& r = item.range;
                 const int sequence = sequences - 1 - static_cast<int>((item.pages - slots.data()) / 8);
                 printf("item %d %d %d %d %d %d %d %d %d\n", block, sequence, r.first_query, item.kv_head, r.newest_key,
