@@ -42,8 +42,8 @@ class WarpgroupPrefill(Attention):
             reasons.append(f"it is for heads of {self.head_dim}, not {need.attrs['head_dim']}")
         if need.attrs["page_tokens"] % PAGE_PART:
             reasons.append(f"pages of {need.attrs['page_tokens']} tokens are no multiple of {PAGE_PART}")
-        if (heads := need.attrs["q_heads"] // need.attrs["kv_heads"]) > ROWS:
-            reasons.append(f"{heads} query heads share a key head, and it takes {ROWS}")
+        if (heads := need.attrs["q_heads"] // need.attrs["kv_heads"]) > ROWS // 2:
+            reasons.append(f"{heads} query heads share a key head, and it takes {ROWS // 2}")
         if need.sequences > MOST_SEQUENCES:
             reasons.append(f"{need.sequences} sequences are more than {MOST_SEQUENCES}")
         return reasons
