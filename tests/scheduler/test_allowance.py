@@ -157,3 +157,11 @@ def test_pieces_get_shorter_along_a_prompt_and_its_text_is_the_same():
 def test_sizes_that_mean_nothing_are_refused(wrong):
     with pytest.raises(ValueError, match=r"at least|more than"):
         replace(LIMITS, **wrong)
+
+
+def test_the_last_token_of_a_step_is_given():
+    allowance = Allowance(replace(LIMITS, max_prefill_tokens=1983, max_mixed_tokens=None), 0)
+    assert [allowance.take(wanted, 0) for wanted in (1, 1, 1, 1979)] == [1, 1, 1, 1979]
+    assert allowance
+    assert allowance.take(5, 0) == 1
+    assert not allowance

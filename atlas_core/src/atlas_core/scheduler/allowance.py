@@ -33,7 +33,8 @@ class Allowance:
         """Whether a further prompt gets a token at least."""
         if self._cut or not self._left:
             return False
-        return not self._taken or self._products(self._tokens + 1) * self._unit < self._budget
+        # One more costs its products and, where context counts, something for that.
+        return not self._taken or self._products(self._tokens + 1) * self._unit + self._attends <= self._budget
 
     def take(self, wanted: int, context: int) -> int:
         """Tokens that a prompt gets of ``wanted`` (one or more) behind ``context`` positions: one at least, if there are any left."""
