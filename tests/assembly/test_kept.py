@@ -204,7 +204,7 @@ def test_probes_are_asked_again(registry, model, tmp_path, monkeypatch):
     library = engine.library_of(machine, found)
     backend = engine.open_backend(machine, library, plan.settings)
     begun = starts.Begun(registry, asked, registry.began)
-    assert starts.keep(folder, begun, machine, found, plan, None, library)
+    assert starts.keep(folder, begun, starts.Made(machine, found, plan, None, library))
     backend.close()
     found.checkpoint.close()
     begun = replace(begun, registry=kept_registry(folder))

@@ -205,7 +205,7 @@ def build(
             tokenizer = vocabulary.result()
         undo.pop_all()
     if folder and not kept:
-        starts.keep_aside(folder, begun, machine, model, plan, processors, library)
+        starts.keep_aside(folder, begun, starts.Made(machine, model, plan, processors, library))
     return Built(machine, model, plan, tokenizer, library, backend, runner, limits, budget)
 
 

@@ -45,9 +45,8 @@ class Pace:
 
     def __init__(self) -> None:
         self._samples: dict[Hashable, deque[Sample]] = {}
-        self._flight: deque[tuple[Load, float | None]] = (
-            deque()
-        )  # with when it should have been launched, if that was put off
+        # With when it should have been launched, if that was put off.
+        self._flight: deque[tuple[Load, float | None]] = deque()
         self._began: float | None = None
         self._target: float | None = None
         self._delays: deque[float] = deque(maxlen=SAMPLES)

@@ -22,16 +22,12 @@ class _Chained(Skinny):
     """
 
     rank = 30
+    second: Product
 
     def __init__(self) -> None:
         super().__init__(DType.BF16)
         self.first = Product("skinny_linear", LINEAR_ROWS, DType.BF16)
-        self.second = self.products()
         self.kernels = [*self.first.kernels, *self.second.kernels]
-
-    def products(self) -> Product:
-        """The kernel of the second launch."""
-        raise NotImplementedError
 
     def refusals(self, need: OpNeed) -> list[str]:
         """See Implementation."""
@@ -66,10 +62,7 @@ class LinearAddGateUp(_Chained):
 
     op, name = "linear_add_norm_gate_up_silu", "linear_add_gate_up_skinny"
     matrices = ("weight", "gate_weight", "up_weight")
-
-    def products(self) -> Product:
-        """See _Chained."""
-        return Product("skinny_gate_up", GATE_UP_ROWS, DType.BF16, unit=2)
+    second = Product("skinny_gate_up", GATE_UP_ROWS, DType.BF16, unit=2)
 
     def refusals(self, need: OpNeed) -> list[str]:
         """See Implementation."""
@@ -86,10 +79,7 @@ class LinearAddQkv(_Chained):
 
     op, name = "linear_add_norm_qkv_rope_append", "linear_add_qkv_skinny"
     matrices = ("weight", "q_weight", "k_weight", "v_weight")
-
-    def products(self) -> Product:
-        """See _Chained."""
-        return Product("skinny_qkv", QKV_ROWS, DType.BF16)
+    second = Product("skinny_qkv", QKV_ROWS, DType.BF16)
 
     def refusals(self, need: OpNeed) -> list[str]:
         """See Implementation."""

@@ -133,48 +133,42 @@ def find(folder: Path, begun: Begun) -> KeptStart | None:
     return KeptStart(registry, settings, kept) if _same_machine(registry, settings, kept.machine) else None
 
 
-def keep_aside(
-    folder: Path,
-    begun: Begun,
-    machine: Machine,
-    model: Model,
-    plan: StepPlan,
-    processors: int | None,
-    library: KernelLibrary,
-) -> None:
+class Made(Struct, frozen=True):
+    """What a start found and planned, for a device with so many ``processors``."""
+
+    machine: Machine
+    model: Model
+    plan: StepPlan
+    processors: int | None
+    library: KernelLibrary
+
+
+def keep_aside(folder: Path, begun: Begun, made: Made) -> None:
     """``keep`` on a thread of its own, so that nobody waits for it; what keeps it from being written is logged."""
 
     def run() -> None:
         try:
-            keep(folder, begun, machine, model, plan, processors, library)
+            keep(folder, begun, made)
         except OSError as error:
             _LOG.warning("the start cannot be kept in %s: %s (--start-cache none keeps none)", folder, error)
 
     threading.Thread(target=run, name="atlas-keep").start()
 
 
-def keep(
-    folder: Path,
-    begun: Begun,
-    machine: Machine,
-    model: Model,
-    plan: StepPlan,
-    processors: int | None,
-    library: KernelLibrary,
-) -> bool:
-    """Keep a start whose plan is for so many ``processors``. Raises OSError.
+def keep(folder: Path, begun: Begun, made: Made) -> bool:
+    """Keep a start. Raises OSError.
 
     False where it may not be: something has changed since it began, or a plugin has values of its own kind in the plan.
     """
+    machine, model, library, checkpoint = made.machine, made.model, made.library, made.model.checkpoint
     path = Path(begun.settings.model or "").expanduser()
     if begun.settings.model is None or not path.exists():
         return False
     known, files = installed.keep(folder, begun.registry), marks.model(path)
     if not known or not files.older(begun.moment):
         return False
-    checkpoint = model.checkpoint
     try:
-        tables = msgspec.Raw(msgspec.msgpack.encode(tabled(plan)))
+        tables = msgspec.Raw(msgspec.msgpack.encode(tabled(made.plan)))
     except TypeError:
         return False
     kept = _Kept(
@@ -182,7 +176,7 @@ def keep(
         _Machine(machine.name, machine.arch, machine.chain, machine.candidates, machine.archs),
         Understood(model.container, model.containers, model.format_name, model.formats, model.preset),
         checkpoint.remembered() if isinstance(checkpoint, Remembering) else None,
-        processors, tables, library.target, library.found(), library.digest(),
+        made.processors, tables, library.target, library.found(), library.digest(),
     )  # fmt: skip
     file.write(_place(folder, begun.settings), msgspec.msgpack.encode(kept, enc_hook=str))
     return True

@@ -3,7 +3,7 @@
 // neither the copies nor the products meet bank conflicts. Where tiles are few, the blocks of a cluster share out the
 // summed dimension of one tile, and each stores some of its tokens.
 #pragma once
-#include "cluster.cuh"
+#include "cluster_tile.cuh"
 #include "device.cuh"
 
 #ifndef TILE_M
@@ -15,10 +15,8 @@
 
 namespace atlas {
 
-constexpr int TILE_N = 128, GEMM_DEPTH = 64, GEMM_THREADS = 2 * TILE_M;
+constexpr int GEMM_DEPTH = 64, GEMM_THREADS = 2 * TILE_M;
 constexpr int X_BYTES = TILE_M * GEMM_DEPTH * 2, STAGE_BYTES = X_BYTES + TILE_N * GEMM_DEPTH * 2;
-constexpr int MAX_SPLITS = 8;           // blocks of a cluster that every device can hold together
-constexpr int SUM_STRIDE = TILE_N + 8;  // floats: rows of finished sums, apart by a quarter of the banks
 static_assert(TILE_M * SUM_STRIDE * 4 <= GEMM_STAGES * STAGE_BYTES, "finished sums lie where the stages were");
 
 // Where 8 elements of a row lie in a tile of rows of 128 bytes, which is aligned to 1024.
@@ -103,39 +101,7 @@ __device__ inline void gemm(const int32_t* counts, int32_t live_word, const uint
     __syncthreads();
     float* sums = reinterpret_cast<float*>(shared);
     product.put(sums);
-    cluster_sync();
-    const int tokens = min(TILE_M, live - m0);
-    for (int e = threadIdx.x; e < TILE_M / splits * (TILE_N / 4); e += GEMM_THREADS) {
-        const int token = e / (TILE_N / 4) * splits + split, column = e % (TILE_N / 4) * 4;
-        const int left = min(4, rows - n0 - column);
-        if (token >= tokens || left <= 0) continue;
-        float4 parts[MAX_SPLITS];
-        // All reads at once: each of them takes as long as one from the L2 cache.
-#pragma unroll
-        for (int s = 0; s < MAX_SPLITS; ++s) {
-            if (s >= splits) break;
-            const float* other = of_block(sums, s) + token * SUM_STRIDE + column;
-            parts[s] = *reinterpret_cast<const float4*>(other);
-        }
-        float value[4] = {};
-#pragma unroll
-        for (int s = 0; s < MAX_SPLITS; ++s) {
-            if (s >= splits) break;
-            value[0] += parts[s].x;
-            value[1] += parts[s].y;
-            value[2] += parts[s].z;
-            value[3] += parts[s].w;
-        }
-        const int64_t element = static_cast<int64_t>(m0 + token) * rows + n0 + column;
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            if (i >= left) break;
-            if (residual) value[i] += residual[element + i];
-            if (y_f32) static_cast<float*>(y)[element + i] = value[i];
-            else static_cast<uint16_t*>(y)[element + i] = narrow(value[i]);
-        }
-    }
-    cluster_sync();  // nobody leaves while others still read its shared memory
+    store_tile<TILE_M, GEMM_THREADS, true>(sums, {residual, y, rows, y_f32}, m0, n0, min(TILE_M, live - m0));
 }
 
 }  // namespace atlas

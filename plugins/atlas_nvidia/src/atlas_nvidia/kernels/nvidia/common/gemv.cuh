@@ -223,6 +223,13 @@ struct NormColumns {
         }
     }
 
+    __device__ void begin(const void* source, int type, const float* x, float eps) {
+        fetch(source, type);
+        admit_successor();
+        wait_for_predecessor();
+        normalise(x, eps);
+    }
+
     __device__ void normalise(const float* x, float eps) {
         float square[MAX_NORM_COLUMNS] = {};
         every(x, [&](int column, int k, const float (&v)[8]) {

@@ -8,9 +8,8 @@
 #ifndef BLOCK_WARPS
 #define BLOCK_WARPS 16
 #endif
-#include "cluster.cuh"
 #include "expert_codes.cuh"
-#include "moe.cuh"
+#include "moe_sums.cuh"
 
 #ifndef CODE_DEPTH
 #define CODE_DEPTH 4
@@ -26,7 +25,6 @@ using namespace atlas;
 
 namespace {
 
-constexpr int MAX_BLOCKS = 8;  // of a cluster
 constexpr int ROW_TILES = CODE_ROWS / 16, CODES = ROW_TILES * CODE_SLOT;  // bytes of a slot; 256 a column lie behind
 
 // Where a warp is: chunk ``chunk`` of unit ``unit``. Its part of every unit is [first, end).
@@ -170,25 +168,5 @@ moe_coded_down(const int32_t* counts, int32_t live_word, const uint16_t* inner, 
         }
     }
     wait_copies<0>();
-    __syncthreads();
-    // The sums of a block lie where those of its first warp were.
-    for (int e = threadIdx.x; e < live * CODE_ROWS; e += MOE_THREADS) {
-        float sum = 0.0f;
-#pragma unroll
-        for (int w = 0; w < MOE_WARPS; ++w) sum += sums[w * capacity * CODE_ROWS + e];
-        sums[e] = sum;
-    }
-    cluster_sync();
-    for (int e = block * MOE_THREADS + threadIdx.x; e < live * CODE_ROWS; e += blocks * MOE_THREADS) {
-        float value = 0.0f;
-#pragma unroll
-        for (int b = 0; b < MAX_BLOCKS; ++b) {
-            if (b < blocks) value += of_block(sums, b)[e];
-        }
-        const int64_t element = static_cast<int64_t>(e / CODE_ROWS) * hidden + first_row + e % CODE_ROWS;
-        if (residual) value += residual[element];
-        if (y_f32) static_cast<float*>(y)[element] = value;
-        else static_cast<uint16_t*>(y)[element] = narrow(value);
-    }
-    cluster_sync();  // nobody leaves while others still read its sums
+    store_experts<CODE_ROWS>(sums, live, capacity, hidden, first_row, block, blocks, residual, y, y_f32);
 }

@@ -3,8 +3,7 @@
 //
 // A block owns 16 outputs of all tokens. Its warps, and those of the blocks of its cluster, share out the units (moe.cuh),
 // and each has sums of its own, so that nothing is added in an order that could change.
-#include "cluster.cuh"
-#include "moe.cuh"
+#include "moe_sums.cuh"
 
 #ifndef MOE_DEPTH
 #define MOE_DEPTH 8
@@ -14,7 +13,6 @@ using namespace atlas;
 
 namespace {
 
-constexpr int MAX_BLOCKS = 8;                   // of a cluster
 constexpr int WEIGHTS_BYTES = ROWS * CHUNK * 2;  // of a slot of the ring; 128 bytes a column lie behind
 
 // Where a warp is: chunk ``k`` of the experts of unit ``unit``.
@@ -157,25 +155,5 @@ moe_down(const int32_t* counts, int32_t live_word, const uint16_t* inner, const 
         __syncwarp();
     }
     wait_copies<0>();
-    __syncthreads();
-    // The sums of a block lie where those of its first warp were.
-    for (int e = threadIdx.x; e < live * ROWS; e += MOE_THREADS) {
-        float sum = 0.0f;
-#pragma unroll
-        for (int w = 0; w < MOE_WARPS; ++w) sum += sums[w * capacity * ROWS + e];
-        sums[e] = sum;
-    }
-    cluster_sync();
-    for (int e = block * MOE_THREADS + threadIdx.x; e < live * ROWS; e += blocks * MOE_THREADS) {
-        float value = 0.0f;
-#pragma unroll
-        for (int b = 0; b < MAX_BLOCKS; ++b) {
-            if (b < blocks) value += of_block(sums, b)[e];
-        }
-        const int64_t element = static_cast<int64_t>(e / ROWS) * hidden + first_row + e % ROWS;
-        if (residual) value += residual[element];
-        if (y_f32) static_cast<float*>(y)[element] = value;
-        else static_cast<uint16_t*>(y)[element] = narrow(value);
-    }
-    cluster_sync();  // nobody leaves while others still read its sums
+    store_experts<ROWS>(sums, live, capacity, hidden, first_row, block, blocks, residual, y, y_f32);
 }

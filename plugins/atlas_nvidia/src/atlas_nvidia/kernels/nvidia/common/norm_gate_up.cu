@@ -15,12 +15,7 @@ norm_gate_up_silu(const int32_t* counts, const float* x, const void* norm_weight
         [&](int tile, int i) {
             return (i < 8 ? gate_weight : up_weight) + static_cast<int64_t>(tile * 8 + i % 8) * width;
         },
-        [&] {
-            norm.fetch(norm_weight, norm_type);
-            admit_successor();
-            wait_for_predecessor();
-            norm.normalise(x, eps);
-        },
+        [&] { norm.begin(norm_weight, norm_type, x, eps); },
         norm, [](int, int, int) { return 0; },
         [&](int tile, int i, int token, float gate, float up, int) {
             if (token >= norm.live) return;

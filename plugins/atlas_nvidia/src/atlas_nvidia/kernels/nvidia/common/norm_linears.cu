@@ -48,12 +48,7 @@ norm_linears(const int32_t* counts, const float* x, const void* norm_weight, con
             const Tile t = locate(outputs, tile);
             return t.weight + static_cast<int64_t>(t.row + i) * width;
         },
-        [&] {
-            norm.fetch(norm_weight, norm_type);
-            admit_successor();
-            wait_for_predecessor();
-            norm.normalise(x, eps);
-        },
+        [&] { norm.begin(norm_weight, norm_type, x, eps); },
         norm, [](int, int, int) { return 0; },
         [&](int tile, int i, int token, float a, float b, int) {
             if (token >= norm.live) return;

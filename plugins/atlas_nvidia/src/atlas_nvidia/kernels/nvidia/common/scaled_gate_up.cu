@@ -14,12 +14,7 @@ scaled_gate_up(const int32_t* counts, const float* x, const void* norm_weight, c
     const ScaledMatrix gate(gate_weight, rows, width), up(up_weight, rows, width);
     scaled_gemv(
         rows / UNIT_ROWS, gate.chunks, shared, [&](int tile, int half) { return (half ? up : gate).unit(tile); },
-        [&] {
-            norm.fetch(norm_weight, norm_type);
-            admit_successor();
-            wait_for_predecessor();
-            norm.normalise(x, eps);
-        },
+        [&] { norm.begin(norm_weight, norm_type, x, eps); },
         norm, [](int, int, int) { return 0; },
         [&](int tile, int i, int token, float by, float with, int) {
             if (token >= norm.live) return;

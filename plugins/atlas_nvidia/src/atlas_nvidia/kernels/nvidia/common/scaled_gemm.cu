@@ -1,13 +1,15 @@
 // y = x · weightᵀ (+ residual) for many tokens, with FP8 or NVFP4 weights: tiles of 64 tokens and 128 weight rows on the
 // tensor cores, which get weights as their left operand out of registers. Where tiles are few, the blocks of a cluster
 // share out the summed dimension of one tile, and each stores some of its tokens.
-#include "scaled_tile.cuh"
+#include "cluster_tile.cuh"
+#include "scaled_weights.cuh"
 
 using namespace atlas;
 
 namespace {
 
 constexpr int TILE_M = 64, GEMM_STAGES = 3, THREADS = 128;
+constexpr int TILE_UNITS = TILE_N / UNIT_ROWS;
 constexpr int X_BYTES = TILE_M * SCALED_CHUNK * 2, CODES_BYTES = TILE_UNITS * PIECE_BYTES;
 constexpr int STAGE_BYTES = X_BYTES + CODES_BYTES + TILE_UNITS * 4;
 static_assert(TILE_M * SUM_STRIDE * 4 <= GEMM_STAGES * STAGE_BYTES, "finished sums lie where the stages were");

@@ -46,12 +46,7 @@ scaled_linears(const int32_t* counts, const float* x, const void* norm_weight, c
             const int rows = products.locate(tile, row, matrix, to);
             return ScaledMatrix(matrix, rows, width).unit(row / UNIT_ROWS + half);
         },
-        [&] {
-            norm.fetch(norm_weight, norm_type);
-            admit_successor();
-            wait_for_predecessor();
-            norm.normalise(x, eps);
-        },
+        [&] { norm.begin(norm_weight, norm_type, x, eps); },
         norm, [](int, int, int) { return 0; },
         [&](int tile, int i, int token, float a, float b, int) {
             if (token >= norm.live) return;

@@ -5,7 +5,8 @@
 // Two warpgroups have 64 weight rows each, so that the tensor cores work for one while the other widens numbers or, with FP8,
 // scales the sums of a chunk.
 #include "bulk_copy.cuh"
-#include "scaled_tile.cuh"
+#include "cluster_tile.cuh"
+#include "scaled_weights.cuh"
 
 #ifndef TILE_M
 #define TILE_M 64
@@ -20,6 +21,7 @@ namespace {
 
 constexpr int READERS = 2 * WARPGROUP, THREADS = READERS + WARPGROUP;
 constexpr int PANEL_BYTES = TILE_M * 2 * PANEL, X_BYTES = 2 * PANEL_BYTES;  // a chunk of the tokens is two panels
+constexpr int TILE_UNITS = TILE_N / UNIT_ROWS;
 constexpr int STAGE_BYTES = X_BYTES + TILE_UNITS * PIECE_BYTES;
 static_assert(STAGE_BYTES % 1024 == 0, "panels are aligned");
 static_assert(TILE_M * SUM_STRIDE * 4 <= TMA_STAGES * STAGE_BYTES, "finished sums lie where the stages were");

@@ -1,14 +1,14 @@
-// The end of a product whose tiles have TOKENS tokens and 128 weight rows, the summed dimension of one being shared out among the
-// blocks of a cluster (its z): each stores some of the tokens.
+// The end of a product in tiles of TILE_N weight rows, the summed dimension of one being shared out among the blocks of a
+// cluster (its z): each stores some of the tokens.
 #pragma once
 #include "cluster.cuh"
-#include "scaled_weights.cuh"
+#include "device.cuh"
 
 namespace atlas {
 
-constexpr int TILE_N = 128, TILE_UNITS = TILE_N / UNIT_ROWS;
+constexpr int TILE_N = 128;
 constexpr int MAX_SPLITS = 8;           // blocks of a cluster that every device can hold together
-constexpr int SUM_STRIDE = TILE_N + 8;  // floats
+constexpr int SUM_STRIDE = TILE_N + 8;  // floats: rows of finished sums, apart by a quarter of the banks
 
 struct Result {
     const float* residual;
@@ -17,13 +17,13 @@ struct Result {
 };
 
 // `sums` [TOKENS][SUM_STRIDE] of this block, written before the call; m0, n0 and `tokens` say where the tile lies and how
-// many of its tokens there are. By the first THREADS threads; others arrive at
-// the cluster's barrier twice.
-template <int TOKENS, int THREADS>
+// many of its tokens there are. EVEN: the blocks are a power of two, so that each has as many. By the first THREADS threads;
+// others arrive at the cluster's barrier twice.
+template <int TOKENS, int THREADS, bool EVEN = false>
 __device__ inline void store_tile(float* sums, const Result& to, int m0, int n0, int tokens) {
     const int splits = gridDim.z, split = blockIdx.z;
     cluster_sync();
-    for (int e = threadIdx.x; e < (TOKENS + splits - 1) / splits * (TILE_N / 4); e += THREADS) {
+    for (int e = threadIdx.x; e < (EVEN ? TOKENS : TOKENS + splits - 1) / splits * (TILE_N / 4); e += THREADS) {
         const int token = e / (TILE_N / 4) * splits + split, column = e % (TILE_N / 4) * 4;
         const int left = min(4, to.rows - n0 - column);
         if (token >= tokens || left <= 0) continue;
