@@ -96,10 +96,11 @@ def installed(packages: Iterable[str], environ: Iterable[tuple[str, str]]) -> Ma
     for place in sys.path:
         _place(marking, place, names)
     for folder in folders:
-        if os.path.isdir(folder):  # noqa: PTH112  a Path takes longer than the answer
+        path = Path(folder)
+        if path.is_dir():
             marking.below(folder)
         else:
-            marking.add(folder, Path(folder).stat())
+            marking.add(folder, path.stat())
     return marking.done()
 
 
